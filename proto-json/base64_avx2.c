@@ -26,8 +26,8 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 /* the table is given twice, because a shuffle looks up within each half (16 bytes) of the vector */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
-/* Returns the sextets (6-bit values) of 32 characters. *foreign: in each byte whose character is outside the alphabet
- * some bit is set, other bytes are 0. */
+/* Returns the sextets (6-bit values) of 32 characters. *foreign becomes nonzero in each byte whose character is outside
+ * the alphabet, and 0 in all other bytes. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
@@ -130,7 +130,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
+/* Turns 24 bytes into 32 characters. Each half of the vector (16 bytes) has 12 of the 24 bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
     /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these 32 bits, bits 10-15, 4-9, 22-27 and 16-21 are the

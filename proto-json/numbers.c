@@ -256,7 +256,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x has fewer than a normal number */
+    /* how many significant bits fewer a subnormal x has than a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -268,8 +268,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of a normal c adds one to the
-     * exponent's field, and so does a subnormal c that was rounded up to it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of c adds one to the field of
+     * the exponent: in a normal number always, in a subnormal one only if rounding up has set it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -984,7 +984,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters. The caller may count fewer of them; NUMBERS_TEXT_MAX has room for all. */
+/* Writes eight characters, even if the caller needs fewer; NUMBERS_TEXT_MAX has room for all. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -1043,7 +1043,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    /* numbers from 10^9 on and below 0.0001 are written as 1.2345e-7 */
+    /* numbers below 0.0001 and from 10^9 on are written with an exponent: 1.2345e-7 */
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
@@ -1053,7 +1053,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* numbers from 0.0001 on and below 1 are written as 0.00012345 */
+    } else if (point <= 0) { /* numbers from 0.0001 to below 1 are written without an exponent: 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1064,7 +1064,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        /* numbers with digits on both sides of the point are written as 12.345 */
+        /* a number with digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }

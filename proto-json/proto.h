@@ -397,8 +397,8 @@ typedef struct proto_parser proto_parser;
 /* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
-/* Passes what the URL and the head of a KServe request say. Call this before the first byte. `model` is borrowed.
- * json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
+/* Tells the parser what the URL and the header fields of a KServe request say. Call this before the first byte. `model`
+ * is borrowed. json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
 void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
@@ -518,7 +518,7 @@ typedef struct proto_encoder proto_encoder;
  * not an envelope has no 200 answer: its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all
+/* Measures the text of at most `elements` more numbers of arrays, in about 0.1 to 0.3 us each. Returns true when all
  * numbers are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, and first measures what is not yet measured */

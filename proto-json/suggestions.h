@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
- * proto_operations[], because each operation takes other members. */
+ * proto_operations[], because the operations take different members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
@@ -49,7 +49,7 @@ bool suggestion_big_endian(const char *dtype);
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
- * to be. The text may begin with "0x". The function reads only the first of many bytes. */
+ * to be. The text may begin with "0x". Of long text only the beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether bytes that were decoded from base64 are base64 text again. */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);

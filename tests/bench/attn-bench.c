@@ -549,8 +549,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
- * to 16384. */
+/* Times the problem sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256,
+ * S 512 to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };

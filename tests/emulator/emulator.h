@@ -53,7 +53,8 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* number of threads; number of threads that have not ended; number that have arrived at the collective `name` */
+    /* size: number of threads; live: those that have not ended; arrived: those that have arrived at the collective
+     * `name` */
     int size, live, arrived;
     unsigned round;
     const char *name;
@@ -61,7 +62,7 @@ struct team {
 };
 
 struct warp_state : team {
-    /* lanes that have not ended, that may run, and that poll a condition; one bit per lane */
+    /* one bit per lane; alive: has not ended; ready: may run; polling: waits for a condition */
     uint32_t alive, ready, polling;
     unsigned turn;
 };
@@ -183,7 +184,7 @@ char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *w
 /* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
-/* Fails unless all these bytes of global memory lie in one allocation of the device. */
+/* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);

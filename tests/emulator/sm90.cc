@@ -130,10 +130,10 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0;              /* for a wait: the number of groups that may stay in flight */
+    int number = 0; /* for a wait: the number of groups that may stay in flight */
     /* numbers of threads that have issued the instruction, and that have waited for it */
     int arrived = 0, waited = 0;
-    int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
+    int lanes[4] = {}; /* number of threads of each warp that issued the instruction */
     /* Only the log entries of products use the following members. */
     int64_t group;
     bool late;         /* the product is carried out only when no thread can run */

@@ -65,7 +65,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns how many bytes of tensors behind the JSON the head of an answer announces. */
+/* Returns the number of tensor bytes behind the JSON of an answer, as its JSON states it. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;

@@ -1,5 +1,5 @@
 /* fuzz_numbers.c: an array of numbers must mean the same however it is cut into pieces and however much room there is
- * for it. The C library must agree about every value, and what is written must read back.
+ * for it. The C library must agree about every value, and a value that is written must be read back as the same value.
  *
  * An input is one byte for the dtype, one byte that seeds the pieces, and the text. The text's bytes also serve as
  * values to write. */

@@ -1,4 +1,5 @@
-/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each building block is tested alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each building block is tested
+ * alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
@@ -146,7 +147,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which shared memory held before. */
+        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which fills shared memory before: so
+         * a byte shows where it comes from. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);

@@ -875,8 +875,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON of a KServe body has a limit of its own, because the HTTP thread reads it at once (bytes may follow it).
- * Numbers of tensors in the JSON do not count toward the limit. */
+/* The JSON of a KServe body has a limit of its own. The HTTP thread parses it at once, because it says where the bytes
+ * behind it go. Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

@@ -178,7 +178,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Checks that a member is read under each of its names, by giving it a value that no member may have. */
+/* Checks that a member is read under each of its names: a value that no member may have must be refused. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -527,8 +527,8 @@ static void test_limits(void **state)
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If a growth is refused, the answer is that
- * refusal. */
+/* Memory for the data of a file grows with the bytes that have arrived. If more memory is refused, the client gets the
+ * error of the refusal. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -609,7 +609,8 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY /* `encoding` concerns only JSON */ };
+    /* `encoding` has no effect on a safetensors answer */
+    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };
     size_t length;

@@ -1,5 +1,5 @@
-/* test_scan.c: which texts are JSON, byte by byte; what the scanner leaves beside the values that it extracts; and the
- * same result however a body is split. */
+/* test_scan.c: tests which texts are JSON, byte by byte, and what the scanner leaves of a body beside the values that
+ * it extracts. The result must be the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
