@@ -361,7 +361,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* sums of two digits each, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* numbers of two digits each, in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;

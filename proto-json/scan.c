@@ -515,7 +515,7 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* elements of an array have no member's name */
+    s->name = NAME_OTHER; /* an element of an array has no name */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
@@ -531,7 +531,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = REST;
     }
-    s->name = NAME_OTHER; /* the next element of an array has no member's name */
+    s->name = NAME_OTHER; /* an element of an array has no name */
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
         frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {

@@ -1,7 +1,7 @@
-/* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a value or a name that
- * cannot stand there. A tree is made from a rest, which is a body's JSON without tensor values (scan.h). In a tree,
- * cJSON_String is a client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of
- * an extracted value. */
+/* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a wrong value or name. A
+ * tree is made from a rest, which is a body's JSON without tensor values (scan.h). In a tree, cJSON_String is a
+ * client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of an extracted
+ * value. */
 #ifndef TREE_H
 #define TREE_H
 

@@ -4,16 +4,16 @@
  *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
- *   attn-bench --decode                                           one query over many keys: GB of K and V a second
- *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same over pages, of float8
- *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
+ *   attn-bench --decode                                           one query over many keys: GB/s of K and V
+ *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  keys in pages, and of float8
+ *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   caches that share pages
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
- *                                                                 FlashMask, beside their likes
- *   attn-bench --sweep observe -H 16 --sq 8192                    what a forward takes, and an observe of each kind
+ *                                                                 FlashMask, each beside the plain problem
+ *   attn-bench --sweep observe -H 16 --sq 8192                    times of a forward, and of each kind of observe
  *   attn-bench --op backward --bias --grads dbias                 a bias of random numbers, with its gradient
- *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
+ *   attn-bench --dtype float8_e4m3fn --no-lse                     without lse, for which float8 has faster kernels
  *   attn-bench --op both --truth                                  results in float64 (attn_truth_some())
- *   attn-bench --codec                                            base64 and the scanner, GB of text a second
+ *   attn-bench --codec                                            base64 and the scanner, in GB/s of text
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
  * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run

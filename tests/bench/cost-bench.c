@@ -1,11 +1,11 @@
 /* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. Each problem has a
- * line: the measured time, the estimated time, the second divided by the first, how long the estimate took, and the
- * costliest part.
+ * line: the measured time, the estimated time, the estimated time divided by the measured time, how long the estimate
+ * took, and the costliest part.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
  *   cost-bench --only strange           problems whose names contain this word
- *   ATTN_CPU_ISA=avx2 cost-bench        with fewer instructions
+ *   ATTN_CPU_ISA=avx2 cost-bench        without instructions beyond AVX2
  *
  * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
  * it is processor time, which other programs disturb least; otherwise the device's own clock measures it. The last line

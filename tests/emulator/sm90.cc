@@ -4,8 +4,8 @@
  * A warpgroup's log has one entry per wgmma instruction (product, fence, commit, wait). The first of the 128 threads
  * that comes to an instruction makes the entry, and all others must come to the same instruction. Issuing an
  * instruction never waits. A product is carried out after all 128 threads have issued it; an eager product computes a
- * warp's 16 rows after that warp's 32 threads have. A wait lasts until the products that it covers are carried out.
- * One warp may therefore be ahead of another as far as PTX allows.
+ * warp's 16 rows as soon as the 32 threads of that warp have issued it. A wait lasts until the products that it covers
+ * are carried out. One warp may therefore be ahead of another as far as PTX allows.
  *
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
