@@ -417,8 +417,8 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
-    /* A store is an error only if a product of the thread's own warpgroup may read the memory: for products of another
-     * warpgroup it may be harmless, because it may repeat the value that is there. */
+    /* Only products of the thread's own warpgroup are checked. A store to memory that a product of another warpgroup
+     * reads may be harmless, because it may repeat the value that is there. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -753,8 +753,8 @@ void engine::carry_out(warpgroup &g)
     ready(g, true); /* skips the log entries behind this product that are no products */
 }
 
-/* Warp w has issued all products before entry `until`. Computes its rows of the eager products among them, unless rows
- * of an earlier product are missing. */
+/* Computes warp w's rows of the eager products (computed warp by warp) before entry `until`, all of which the warp has
+ * issued. It stops where rows of an earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];
