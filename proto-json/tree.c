@@ -256,8 +256,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text is not such a
- * word, or the word is too long. */
+/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text does not begin
+ * with a quoted word of plain characters, or the word is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;

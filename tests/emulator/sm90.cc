@@ -242,8 +242,7 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* Carries out all products that are ready, because one per call would cost a round of the scheduler
-             * each. */
+            /* Carries out all products that are ready in one call, because each call costs a round of the scheduler. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;

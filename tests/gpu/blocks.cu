@@ -877,8 +877,8 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* every fifth number has few digits: it is 0, or often lies halfway between two numbers of the 16-bit or 8-bit
-     * type */
+    /* every fifth number has few digits, so that it is 0 or often lies halfway between two numbers of the 16-bit or
+     * 8-bit type */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because the converted NaN may have several bit patterns */

@@ -30,7 +30,7 @@ static uint8_t data_byte(size_t i)
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
 }
 
-/* Returns a body with this header and `data` bytes of data. The caller frees it. */
+/* Returns a safetensors file with the header `header` and `data` bytes of data. The caller frees it. */
 static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
 {
     const size_t length = strlen(header);
@@ -73,7 +73,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that a file with this header gives the same problem as JSON with q, k, v and these members. */
+/* Checks that a file with the header `header` gives the same problem as JSON with q, k, v and `members`. */
 static void check_same(attn_op op, const char *header, const char *members)
 {
     struct decoded d = { 0 }, json = { 0 };
