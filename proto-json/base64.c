@@ -37,8 +37,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* Tell whether the processor has an instruction set and the system saves its registers. The compiler's run-time library
- * asks both: cpuid for the instructions, xgetbv for the registers. */
+/* These functions tell whether the processor has an instruction set and the system saves its registers. The compiler's
+ * run-time library asks both: cpuid for the instructions, xgetbv for the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -55,8 +55,8 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* this variant runs on Intel's Ice Lake, AMD's Zen 4 and later */
-    /* this variant runs on Intel's Haswell, AMD's Zen and later */
+      base64_encode_avx512 }, /* for processors from Intel's Ice Lake or AMD's Zen 4 on */
+    /* for processors from Intel's Haswell or AMD's Zen on */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
@@ -89,8 +89,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* This list is filled at every call. Each thread has a list of its own, so no two threads write to the same
-     * memory. */
+    /* The list that base64_variants() returns. Each call fills it. Each thread has its own list, so no two threads
+     * write to the same memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)

@@ -23,7 +23,7 @@
  * character, the state is the one before that character, and the stream may go on with another character. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
-    /* number of characters of the unfinished group that were read, 0 to 3; the first '=' of two counts as one */
+    /* number of characters (0 to 3) of the unfinished group that were read; the first of two '=' counts too */
     int held;
     bool ended;      /* true: padding was seen, so the text must end */
     uint64_t offset; /* number of characters consumed */

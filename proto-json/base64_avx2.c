@@ -4,11 +4,11 @@
  *
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
- * Each kind of hi has a bit. A table says for each lo with which kinds it cannot occur: if the two have a common bit,
- * the character is foreign. The number that turns a character into its six bits depends on hi alone, except for '/',
- * which uses the free row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
- * bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded too, but only the groups
- * before that character count.
+ * Each kind of hi has a bit. A table has for each lo the bits of the kinds with which it cannot occur. If these include
+ * the bit of the character's hi, the character is foreign. The number that turns a character into its six bits depends
+ * on hi alone, except for '/', which uses the free row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb
+ * 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is
+ * decoded too, but only the groups before that character count.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -26,8 +26,8 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 /* the table is given twice, because a shuffle looks up within each half (16 bytes) of the vector */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
-/* Returns the sextets (6-bit values) of 32 characters. *foreign: in each byte whose character is outside the alphabet
- * some bit is set, other bytes are 0. */
+/* Returns the sextets (6-bit values) of 32 characters. *foreign becomes nonzero in each byte whose character is outside
+ * the alphabet, and 0 in all other bytes. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
@@ -35,15 +35,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* characters with low 4 bits 0: '0' P p; so no + / and no A-O a-o */
-        /* characters with low 4 bits 1 to 9: digits and letters; so no + / */
+        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: legal are '0' P p, but not + / A-O a-o */
+        /* low 4 bits 1 to 9: legal are digits and letters, but not + / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: J Z j z; so no + / and no digits */
-        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: + K k; so no digits and no P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: legal are J Z j z, but not + / 0-9 */
+        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: legal are + K k, but not 0-9 P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: L M N l m n; so no + /, no digits and no P-Z p-z */
-        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: / O o; so no digits and no P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: legal are L M N l m n, but not + / 0-9 P-Z p-z */
+        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: legal are / O o, but not 0-9 P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -51,14 +51,14 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 for a '/': its upper 4 bits are 2, as those of '+', and it uses the free entry 1 of to_sextet instead of entry
-     * 2 */
+    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', but it needs another entry of to_sextet:
+     * 1, which is free. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. The shuffle leaves these in the 32-bit lanes 0 1 2 4
- * 5 6; `places` then permutes the lanes. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. After the shuffle the 24 bytes are in the 32-bit
+ * lanes 0 1 2 4 5 6. Then the lanes are permuted by `places`. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
@@ -130,11 +130,11 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
+/* Turns 24 bytes into 32 characters. Each half of the vector (16 bytes) has 12 of the 24 bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these, bits 10-15, 4-9, 22-27 and 16-21 are the four
-     * sextets (6-bit values). */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these 32 bits, bits 10-15, 4-9, 22-27 and 16-21 are the
+     * four sextets (6-bit values). */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));

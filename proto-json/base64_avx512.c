@@ -19,8 +19,8 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The memory for the output is prefetched this many bytes ahead: another core has used it last, so it is in that core's
- * cache. */
+/* The output's memory is prefetched this many bytes ahead, because it may still be in the cache of another core that
+ * used it before. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */

@@ -51,7 +51,9 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* place under which suggestions.c has hints for this body; "": it has none */
+    /* the place (a key of the tables in suggestions.c) whose hints are for this body's members; "": there are no
+     * hints */
+    const char *place;
     const char *listed; /* the names of the members, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",

@@ -1,4 +1,4 @@
-/* dtypes.c: the dtypes that a body may name. Most stay as they are. int64 and bool, which NumPy and PyTorch
+/* dtypes.c: the dtypes that a body may name. Kernels use most of them directly. int64 and bool, which NumPy and PyTorch
  * use for indices and masks, are converted for the kernels while they are decoded. */
 #include "proto.h"
 

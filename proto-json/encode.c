@@ -257,7 +257,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0 || item->parts) { /* an append operation has no queries, so its answer has no sizes */
+    if (item->problem.q.rank > 0 || item->parts) { /* false for an append, which has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -360,8 +360,8 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element it writes the closing brackets. An array without elements is [], because its nesting could be endless. After
- * the end it returns false and an empty token. */
+ * element it writes the closing brackets. An array without elements is written as [], because a shape such as [2^40, 0]
+ * would need 2^40 pairs of brackets. After the end it returns false and an empty token. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;

@@ -24,7 +24,7 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 enum {
     /* 8 facts of any answer, 8 members of a check's report, and PROTO_COUNTS numbers of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* room for the lengths of PROTO_MAX_CACHES caches as text, and for the short facts */
+    /* room for the longest value of a fact: the lengths of PROTO_MAX_CACHES caches, as text */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

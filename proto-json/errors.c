@@ -25,8 +25,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* a client that cancelled its request has left and does not read the error, so it does not matter which one this
-     * is */
+    /* any error will do: a client that cancelled its request has left and does not read the answer */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;

@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What the reader of a format makes of a body, for parse.c. */
+/* What a reader makes of a body of its format; parse.c turns it into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -41,7 +41,7 @@ struct proto_format {
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader); /* frees the reader; does nothing for NULL */
-    /* implements proto_parser_kserve(); NULL: the format needs no such call */
+    /* implements proto_parser_kserve(); NULL: the format does not need it */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
@@ -54,7 +54,7 @@ struct proto_format {
     size_t (*rest_bytes)(const void *reader);
     /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
     size_t (*held_bytes)(const void *reader);
-    /* bytes of tensors in a body of this length, without the gaps for alignment */
+    /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
     /* Turns err->member, a JSON pointer into the tree of problems, into a JSON pointer into the body as it was sent.
      * NULL: the two pointers are the same. */

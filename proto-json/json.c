@@ -109,7 +109,7 @@ static size_t memory_for(uint64_t body_bytes)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Adds a tensor to the answer, as the member of this name. */
+/* Adds a tensor to the answer, as the member `name`. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
     struct text *const t = encode_text(e);

@@ -286,7 +286,7 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* a check's report is sent as an output tensor, so it is no parameter here */
+    without.report = NULL; /* put_report() sends the report of a check, as an output tensor */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
@@ -402,8 +402,7 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    /* This is the content type if all is JSON. If bytes follow the JSON, it is application/octet-stream
-     * (proto_encoder_head_bytes()). */
+    /* the content type of an answer that is only JSON; if bytes follow the JSON, it is application/octet-stream */
     .media = "application/json",
     .one_problem = true,
     .text = true,

@@ -36,7 +36,7 @@ struct kserve_reader {
     attn_error error;   /* the first error; once it is set, every call returns it */
     uint64_t offset;    /* number of bytes of the body that have arrived */
     scan *json;
-    int values; /* number of JSON values read so far, with those inside strings of parameters */
+    int values; /* number of JSON values read so far, including those inside strings of parameters */
     struct tree_memory trees;
     /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. Both are in `memory`.
      * NULL: the request's JSON is not complete. */

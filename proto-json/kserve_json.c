@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf() took longer for
- * these than all other work on a request. */
+/* These functions write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf() is
+ * not used, because it took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -62,8 +62,8 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* Makes the error for a member that attnd does not know, although other servers may. `where` is NULL at the top of the
- * body. `place` is a place as in suggestions.h. */
+/* Makes the error for a member that attnd does not know, although other servers may. `where` names the part of the body
+ * that has the member; NULL: the top of the body. `place` is a place as in suggestions.h. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -359,7 +359,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* In an array with the datatype UINT8, each number is a byte of the tensor. */
+        /* An array of float8 comes with the datatype UINT8: each number of the array is one byte of the tensor. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
@@ -383,7 +383,7 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Assigns a place in the caller's memory, behind all other values, to one extracted value. */
+/* Assigns a place to the `size` bytes of one tensor, behind all other tensors in the caller's memory. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
@@ -472,8 +472,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of an output that is the gradient of a merge's part. The answer has all these gradients, whether they
- * are named or not. */
+/* Reads the name of an output that is the gradient of a merge's part. The answer has the gradients of all parts, even
+ * of those that the request does not name. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -504,7 +504,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the model is a check, whose only output is its report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* the request may have given this member already, as a parameter */
+    /* the tree has the member already if the request gave it as a parameter */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
@@ -624,8 +624,8 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Reads sequence_start and its id before all else. If the request is refused later, the server can still end that
- * sequence. */
+/* Reads sequence_start and sequence_id before all other members, so that the server can end the sequence even if the
+ * request is refused later. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -679,7 +679,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true: the name is an option of this operation, although it may be an output too, as `map` is */
+    /* true: the operation has an option of this name; an output may have the same name, as `map` has */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);

@@ -157,15 +157,14 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The caller passes only numbers near each other, so that struct big has room for
- * them. */
+/* Returns the sign of d - m * 2^q. The two numbers must be near each other, because struct big has limited room. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
     /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* a number of up to nine decimal digits, which one multiplication appends to the big number */
+    uint32_t chunk = 0; /* up to nine decimal digits, which are appended to the big number at once */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -246,8 +245,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* the grid point (the number of 25 bits) itself, or the next double above or below it, as the exact value is equal,
-     * larger or smaller */
+    /* Returns the grid point (the number of 25 bits) if the exact value is equal to it; otherwise the next double above
+     * or below it, if the exact value is larger or smaller. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -257,7 +256,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x has fewer than a normal number */
+    /* how many significant bits fewer a subnormal x has than a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -267,16 +266,16 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
+    /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of a normal c adds one to the
-     * exponent's field, and so does a subnormal c that was rounded up to it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of c adds one to the field of
+     * the exponent: in a normal number always, in a subnormal one only if rounding up has set it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy() because numbers_convert() writes over the
- * doubles that it reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy(), because the memory may hold the doubles
+ * that numbers_convert() reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -321,7 +320,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    /* in this range the processor's conversion to float32 rounds as narrow() does */
+    /* if x does not round beyond the largest float32, the processor's conversion gives what narrow() gives */
     if (type == NUMBERS_F32 && x < 0x1.ffffffp127) {
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
@@ -362,14 +361,14 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* sums of two digits each, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* numbers of two digits each, in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
 }
 
-/* Appends the digits at p to w, and returns the text behind them. While the piece has eight more characters, eight are
- * tested together, and the digits among them are shifted behind zeros. No branch depends on the number of digits. */
+/* Appends the digits at p to w, and returns the text behind them. Eight characters are tested together, as long as the
+ * piece has eight more. No branch depends on the number of digits among them. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -377,7 +376,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* the top bits of `others` mark the bytes that are no digits, correctly up to the lowest one */
+        /* The top bit of a byte of `others` is set if the byte is no digit. It is wrong only in bytes above the lowest
+         * one that is no digit. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
@@ -423,7 +423,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* a larger exponent counts as this one, which the digits of NUMBERS_CHARS characters cannot make up for */
+    /* A larger exponent counts as this one: even with NUMBERS_CHARS digits the number is then too large, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -508,7 +508,7 @@ enum state {
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
 static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
-    /* the columns are the states after each of these characters: 0, 1-9, ., e E, -, +, other */
+    /* Columns: the next state if the character is 0, 1-9, the point, e or E, -, +, or another one. */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
     [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -571,12 +571,13 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
-/* Checks that a value (with `opens`, an array) may stand at the reader's position. Returns NULL, or what is wrong. */
+/* Checks that a value may stand at the reader's position. `opens`: the value is an array. Returns NULL, or what is
+ * wrong. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may stand here in any case */
+    if (d == 0) return NULL; /* the outermost array may always begin */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -618,7 +619,7 @@ static void count_element(numbers_reader *r)
 
 /* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
  * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
- * wrong with the number there. */
+ * wrong with the next number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -664,7 +665,8 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    const uint64_t base, elements; /* offset of text[0] in the whole text; number of elements before this call */
+    /* base: offset of text[0] in the whole text; elements: number of elements before this call */
+    const uint64_t base, elements;
     void *const out;
     const size_t room;
     const char *error;
@@ -907,8 +909,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
-/* These return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q
- * and k that occur here. */
+/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They
+ * are right for all exponents q and k of float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -960,16 +962,17 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* h, by which numbers are shifted left, is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* c is shifted left by h bits, which is 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and the two boundaries of the interval that rounds to it, all multiplied by four, in units of 10^k. */
+    /* The value c * 2^q, and the lower and upper bound of the numbers that round to it: four times each, in units of
+     * 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a multiple of 10^(k + 1) is inside the interval, it is the result, because it has one digit less. At most one
-     * is inside. For s < 10 it could only be 0 or 10, which is no shorter than s. Both cases are computed without a
-     * branch, because the processor could not predict it. */
+    /* At most one multiple of 10^(k + 1) rounds to c * 2^q. If there is one, it is the result, because it has one digit
+     * less than s. (For s < 10 the multiple could only be 0 or 10.) Both results are computed without a branch, because
+     * the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -981,7 +984,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters. The caller may count fewer of them; NUMBERS_TEXT_MAX has room for all. */
+/* Writes eight characters, even if the caller needs fewer; NUMBERS_TEXT_MAX has room for all. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -1040,7 +1043,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    /* numbers from 10^9 on and below 0.0001 are written as 1.2345e-7 */
+    /* numbers below 0.0001 and from 10^9 on are written with an exponent: 1.2345e-7 */
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
@@ -1050,7 +1053,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* numbers from 0.0001 on and below 1 are written as 0.00012345 */
+    } else if (point <= 0) { /* numbers from 0.0001 to below 1 are written without an exponent: 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1061,7 +1064,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        /* numbers with digits on both sides of the point are written as 12.345 */
+        /* a number with digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
@@ -1083,7 +1086,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer and its neighbours are at most 1 away, so its own digits are the shortest text */
+    /* the value is an integer, and the next values of the dtype differ by at most 1: no shorter text exists */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -91,9 +91,9 @@ void numbers_begin(numbers_reader *reader, numbers_type type);
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
-/* Call this after NUMBERS_BAD, to read on with a reader of another grammar. A token is a number or a word. Returns
- * which state the bad token began in, and copies the *length characters of it that were taken to `token`. The rest of
- * the token is at text + taken. */
+/* Lets another reader continue after NUMBERS_BAD, at the bad token (number or word). Returns the state in which the
+ * token began. `token` becomes the *length characters of the token that were taken; the remaining ones are at text +
+ * taken. */
 /* the state in which a token begins: behind '[', behind ',', behind a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);

@@ -1,8 +1,8 @@
 /* operations.h: the operations that a body of tensors can request. Each row of proto_operations[] describes one.
  *
- * The row says what an operation takes, returns and does. The parser, the server and the OpenAPI document read it; none
- * of them compares the number of an operation with another number. A new operation is a number here, a row in
- * operations.c, and a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
+ * The row says what an operation takes, returns and does. The parser, the server and the OpenAPI document read the
+ * rows; none of them compares a proto_op with a constant. A new operation is a number here, a row in operations.c, and
+ * a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
 
@@ -48,7 +48,7 @@ typedef struct proto_operation {
     /* true: a merge. A device merges the tensors in the request's `parts` (attn_merge()); the attn_problem has only the
      * other tensors */
     bool merges;
-    bool takes_caches; /* true: keys and values are in caches of the server, and the request is a cache transaction */
+    bool takes_caches; /* true: keys and values are in caches of the server */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
     /* true: the URL's path names the one cache; false: the member `caches` of the request names the caches */
@@ -77,8 +77,8 @@ typedef struct proto_operation {
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members;               /* the required members in words, such as "q and caches", for a message */
-    const char *title;                 /* how the names of its schemas begin, such as "Decode" */
+    const char *members; /* the required members in words, such as "q and caches", for a message */
+    const char *title;   /* how the names of its schemas in the OpenAPI document begin, such as "Decode" */
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
     /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */

@@ -114,7 +114,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* true: the request names one cache, so k and v have no axis for several */
+    /* true: the request names one cache, so k and v have no axis that counts caches */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -141,8 +141,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check is to judge. Its shape is compared with the problem's later, when all members have been
- * read. */
+/* Reads a result that a check is to judge. Whether its shape fits the problem is checked later, when all members have
+ * been read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -256,7 +256,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* A dtype that no output can have is refused even if no output uses it. */
+    /* The dtype of the results is checked even if the client wants no output that would have it. */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
@@ -350,7 +350,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor is in `may`: the host does not read the values of these tensors, because attn_check()
+/* Returns whether the tensor is in `may`, the set of tensors whose values the host does not read, because attn_check()
  * needs only their sizes. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
@@ -425,7 +425,8 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     return ATTN_OK;
 }
 
-/* Makes room for the tensors that the parser makes, in the caller's memory behind the extracted values. */
+/* Makes room for the tensors that the parser itself makes. The room follows the body's tensors in the caller's
+ * memory. */
 static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");

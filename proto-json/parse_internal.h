@@ -18,7 +18,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory, behind the extracted values. The parser makes its own tensors there. */
+/* The unused end of the caller's memory, behind the tensors of the body. The parser makes its own tensors there. */
 struct parse_room {
     uint8_t *at;
     size_t left;
@@ -56,15 +56,15 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value of the wrong type, where a number, true or false, or an array is needed; "" if there is
- * none. */
+/* Returns a hint for a value that should be a number, true or false, or an array, and is none of these; "": there is no
+ * hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* Returns a hint for a dtype that the tensor cannot have: what to write instead. For an output it offers no
- * conversion. */
+/* Returns a hint for a dtype that the tensor cannot have: what to write instead, or how the client can convert the
+ * values. `given`: the tensor is an input. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 

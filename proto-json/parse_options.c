@@ -1,4 +1,5 @@
-/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See parse.c. */
+/* parse_options.c: reads the members of a problem that are not tensors, its options; proto_options[] has a row for
+ * each. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -168,8 +169,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. With `step`, the value is one number of a pair, which cannot
- * be left out alone. */
+/* Makes the error for a value that should be an integer. If `step` is not NULL, the value is one number of a pair, and
+ * a number of a pair cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
@@ -229,7 +230,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Number of names that the member `outputs` may contain, or the member in its place: outputs by attn_tensor_id, then
+/* Upper bound on the names in the member `outputs`, or in the member that the operation has instead: all tensors, then
  * the numbers of PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)

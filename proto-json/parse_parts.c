@@ -17,7 +17,7 @@
 
 #define PARTS "parts"
 
-/* Which tensors a part of a merge has, and which gradients, in the order of their numbers (proto_tensor_name()). */
+/* The tensors of a merge's part, and their gradients, in the order in which proto_tensor_name() numbers them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
 /* Returns the number of tensor `which` of a part of a merge (0: out, 1: lse). Numbers below ATTN_TENSOR_COUNT are the
@@ -230,7 +230,8 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for the value of element `at` of the tensor t of a part; `number` is the tensor's number. */
+/* Makes the error for element `at` of t, a tensor of a merge's part. `number` is the number of the tensor
+ * (proto_tensor_name()). */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {

@@ -1,4 +1,5 @@
-/* parse_tensors.c: members that are tensors, and hints for wrong values. See parse.c. */
+/* parse_tensors.c: reads the members of a problem that are tensors, and makes the hints for wrong values. See
+ * parse.c. */
 #include "parse_internal.h"
 
 #include <assert.h>
@@ -202,7 +203,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* a number in a tree (tree.h) is always the index of an extracted value; the client's own numbers are text there */
+    /* In a tree (tree.h) a cJSON number is always the index of an extracted value. A number that the client wrote is
+     * kept as text. */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
@@ -348,9 +350,9 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the bytes of the cu_seqlens_k that the parser makes, which is as long as this cu_seqlens_q. 0: they would
- * exceed `most`, the bytes of all tensors in the body. Then cu_seqlens_q has fewer numbers than its shape says, and is
- * refused later. */
+/* Returns the bytes of a cu_seqlens_k that the parser makes; it has as many numbers as the shape of cu_seqlens_q says.
+ * 0: these would be more than `most`, the bytes of all tensors in the body, so the shape of cu_seqlens_q is wrong, and
+ * is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -387,7 +389,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* no message here, because attn_check() reports these errors */
+    /* gives up without a message, because attn_check() reports wrong sizes */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);

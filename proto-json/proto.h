@@ -306,13 +306,13 @@ typedef struct proto_shared {
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
-    void *to;          /* for an input: where the caller copies its bytes to; proto_parser_shared_room() sets it */
+    void *to;          /* where the caller must copy the bytes of an input; proto_parser_shared_room() sets it */
     /* Address of the tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read. It may not if the host checks or converts
- * its values. */
+/* Returns whether the tensor may be in memory that only a device can read: not if the host checks or converts its
+ * values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
@@ -373,11 +373,11 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns the tensor with this number in the answer to a problem; NULL: the answer does not have it. For a merge, the
- * caller also provides memory for the gradients of the parts. */
+/* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
+ * of the answer's tensors; in a merge these include the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns a number: proto_item_result() is NULL for it and for all larger numbers. */
+/* Returns an upper bound on tensor numbers: for this number and all larger ones proto_item_result() is NULL. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
@@ -397,8 +397,8 @@ typedef struct proto_parser proto_parser;
 /* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
-/* Passes what the URL and the head of a KServe request say. Call this before the first byte. `model` is borrowed.
- * json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
+/* Tells the parser what the URL and the header fields of a KServe request say. Call this before the first byte. `model`
+ * is borrowed. json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
 void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
@@ -408,8 +408,8 @@ attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t co
 
 /* Returns the operation of the body, which is known from the start; for KServe, from proto_parser_kserve() on. */
 proto_op proto_parser_op(const proto_parser *parser);
-/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these, which takes some
- * 12 us for 200 bytes. */
+/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these bytes, in about 12
+ * us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
 /* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
@@ -447,7 +447,7 @@ typedef struct proto_cache {
     int v_scales;
 } proto_cache;
 
-/* Reads the body of POST /v1/caches. After an error there is nothing to clear. */
+/* Reads the body of POST /v1/caches. After an error proto_cache_clear() is not needed. */
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
@@ -461,7 +461,7 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    /* place of the region in the shared memory object, in bytes: offset and length; each number is at most 2^53 */
+    /* offset and length in bytes of the region in the shared memory object, each at most 2^53 */
     int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
@@ -469,7 +469,7 @@ attn_status proto_region_read(const void *body, size_t bytes, proto_region *regi
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* number of the GPU, and bytes of the memory; each number is at most 2^53 */
+    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; each is at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -490,7 +490,8 @@ typedef enum proto_stage {
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
 typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
-    double max_abs, relative;       /* largest absolute error of out; the same error divided by the largest |out| */
+    /* max_abs: largest absolute error of out; relative: max_abs / the largest |out| */
+    double max_abs, relative;
     int64_t rows;
 } proto_verification;
 
@@ -505,7 +506,7 @@ typedef struct proto_result {
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* set if the item of an observe operation asks for counts */
-    judge_result *report; /* check: the judge's report, from malloc() and freed with the job; NULL: none */
+    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
@@ -517,7 +518,7 @@ typedef struct proto_encoder proto_encoder;
  * not an envelope has no 200 answer: its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all
+/* Measures the text of at most `elements` more numbers of arrays, in about 0.1 to 0.3 us each. Returns true when all
  * numbers are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, and first measures what is not yet measured */

@@ -46,18 +46,18 @@ struct reader {
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* The state of reading the file's header: its length, its scanner and its tree. */
+    /* How far the header is read: its length, the scanner that reads it, and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
-    int values;            /* number of JSON values read so far, with those inside strings of __metadata__ */
+    int values;            /* number of JSON values read so far, including those in strings of __metadata__ */
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
     /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
     scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
-    int count, now;         /* number of tensors; index of the first tensor that is not complete */
+    int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };
 
@@ -249,16 +249,16 @@ static attn_status option(struct reader *r, const char *name, const char *text)
  * for all names with that beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    /* names that PyTorch, transformers and mlx write, for example {"format": "pt"} */
+    /* names in __metadata__ of files that PyTorch, transformers and mlx write, such as {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    /* names in the index of a model that is stored in several files */
+    /* names from the index of a model that is stored in several files */
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
-    /* names that programs for training or quantizing models write */
+    /* names in files that programs for training or quantizing models write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names that programs for making images write */
+    "prompt", "workflow", "software", "training_info",        /* names in files of programs that make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -299,7 +299,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* `map` is an option as well as an output tensor, so a string of __metadata__ may have this name */
+            /* A string of __metadata__ may be called `map`, although a tensor has that name, because `map` is also an
+             * option. */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,

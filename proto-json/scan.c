@@ -86,7 +86,7 @@ struct scan {
     bool is_name;        /* true: the string is a member's name */
     enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
-    /* code point of an escape \u, as far as its digits were read; the high surrogate before it, or 0 */
+    /* code: value of the digits of an escape \u that were read; high: the high surrogate before the escape, or 0 */
     uint32_t code, high;
     /* number of UTF-8 continuation bytes that have not arrived yet; the next one must be from utf8_low to utf8_high */
     int utf8_left;
@@ -97,7 +97,8 @@ struct scan {
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
     char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
-    int word_length; /* length of `word`; WORD_BYTES: the string is longer than every word that matters, or not ASCII */
+    /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
+    int word_length;
 
     struct text rest;
 
@@ -328,7 +329,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* Groups that began in an earlier piece may add three bytes to those of this piece's characters. */
+    /* A group of four characters that began in an earlier piece may give three bytes beside those of this piece. */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -413,7 +414,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* a string that contains JSON has many escaped quotes, so they are taken here */
+        /* escaped quotes are handled in a fast loop here, because a string that contains JSON has many of them */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -514,7 +515,7 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* elements of an array have no member's name */
+    s->name = NAME_OTHER; /* an element of an array has no name */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
@@ -530,7 +531,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = REST;
     }
-    s->name = NAME_OTHER; /* the next element of an array has no member's name */
+    s->name = NAME_OTHER; /* an element of an array has no name */
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
         frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {
@@ -576,9 +577,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
 /* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine is set to the beginning of the bad token, as if it had read the array itself. It reads the part of that token
- * that was taken, and then checks the remainder of the array without storing it. `at`: the first byte that was not
- * taken. */
+ * machine reads the remainder of the array without storing it. It starts at the beginning of the bad token (number or
+ * word), of which a part was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -596,7 +596,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* Reads the next piece of the array and moves *text behind what it took. */
+/* Reads the next piece of the array, and moves *text behind the bytes that it used. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -770,7 +770,8 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* where an array of numbers begins, its own reader (numbers.c) takes the '[' */
+        /* skips c, but not the '[' of an array of numbers, which the reader in numbers.c takes */
+        if (s->state != ARRAY) p++;
     }
     return status;
 }

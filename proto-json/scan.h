@@ -13,8 +13,8 @@
  *
  * The scanner alone decides what is JSON: strictly RFC 8259, valid UTF-8, no NUL (not even \u0000), no lone surrogates,
  * no byte order mark, nothing after the value. Text that violates this fails the body, with the byte offset. Errors
- * inside an extracted value (not base64, not a number) are recorded in its scan_extract, because its problem may be one
- * of many. parse.c interprets the rest. */
+ * inside an extracted value (not base64, not a number) are recorded in its scan_extract, because the body may have
+ * other problems, which are computed nevertheless. parse.c interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 

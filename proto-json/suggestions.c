@@ -626,8 +626,8 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* numbers of bytes; text that gives fewer than LEAST bytes is not judged, because base64 may look like hexadecimal
-     * digits by chance */
+    /* numbers of bytes; text that gives fewer than LEAST bytes is never called hexadecimal, because base64 may look
+     * like hexadecimal digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* base64 of zeros has only the character 'A', which is also a hexadecimal digit; text counts as hexadecimal only if
      * it has a decimal digit */

@@ -9,18 +9,19 @@
 #include <stdint.h>
 
 /* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
- * proto_operations[], because each operation takes other members. */
+ * proto_operations[], because the operations take different members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
-/* Two more kinds of places: for a value of an option the option's name, and for a dtype also the tensor's name. */
+/* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
+ * name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
- * of these words. Spaces separate words, and also places. Where a hint has a name in single quotes, all places of the
- * row take a member of that name. */
+ * of these words. Spaces separate words, and also places. If the hint quotes the name of a member, as in 'causal', that
+ * member must exist in all places of the row. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
@@ -30,9 +31,9 @@ extern const struct suggestion suggestions[]; /* the last row has places == NULL
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
-/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of the unknown word names
- * the topic. It is for words that have no hint of their own. `place` is as for suggestion_of(). NULL: no topic is
- * known. */
+/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
+ * the topic; NULL: no part does. It is used for words without a hint of their own. `place` is as for
+ * suggestion_of(). */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 
@@ -48,15 +49,16 @@ bool suggestion_big_endian(const char *dtype);
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
- * to be. The text may begin with "0x". The function reads only the first of many bytes. */
+ * to be. The text may begin with "0x". Of long text only the beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
-/* Returns whether these bytes are themselves base64 text. */
+/* Returns whether bytes that were decoded from base64 are base64 text again. */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
 extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
 extern const char suggestion_typed_array[];
 
-/* Returns a hint for bytes that are a file around the tensor: which file, and what to do; NULL: unknown. */
+/* Returns a hint for bytes that are a whole file instead of a tensor's values: which kind of file, and what to do.
+ * NULL: the bytes are no known kind of file. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is

@@ -256,8 +256,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text is not such a
- * word, or the word is too long. */
+/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text does not begin
+ * with a quoted word of plain characters, or the word is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -303,7 +303,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    /* upper bound on the bytes of the rest (the list without white space), where `"",` becomes `"s",` */
+    /* upper bound on the bytes that the scanner would store: it drops white space, and stores `"",` as `"s",` */
     const size_t most = length + length / 3;
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
@@ -400,7 +400,8 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* a name that differs by more may be similar by chance */
+    /* names that differ in more than one letter may be similar by chance */
+    const bool near = best->name && best->distance < 2;
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

@@ -1,7 +1,7 @@
-/* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a value or a name that
- * cannot stand there. A tree is made from a rest, which is a body's JSON without tensor values (scan.h). In a tree,
- * cJSON_String is a client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of
- * an extracted value. */
+/* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a wrong value or name. A
+ * tree is made from a rest, which is a body's JSON without tensor values (scan.h). In a tree, cJSON_String is a
+ * client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of an extracted
+ * value. */
 #ifndef TREE_H
 #define TREE_H
 
@@ -29,8 +29,8 @@ void tree_forget(struct tree_memory *memory);
  * entered a tree_memory. NULL: out of memory; there is no other error. */
 cJSON *tree_parse(const char *rest, size_t bytes);
 /* Parses the JSON that a client's string contains into a tree. *value stays NULL if the string is not JSON. *values
- * counts the values read so far, up to limits->values. TOO_LARGE: this limit or another one is exceeded. The thread
- * must have entered a tree_memory. */
+ * counts the values read so far, up to limits->values. TOO_LARGE: limits->values or another limit is exceeded. The
+ * thread must have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */

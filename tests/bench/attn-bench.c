@@ -4,16 +4,16 @@
  *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
- *   attn-bench --decode                                           one query over many keys: GB of K and V a second
- *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same over pages, of float8
- *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
+ *   attn-bench --decode                                           one query over many keys: GB/s of K and V
+ *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  keys in pages, and of float8
+ *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   caches that share pages
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
- *                                                                 FlashMask, beside their likes
- *   attn-bench --sweep observe -H 16 --sq 8192                    what a forward takes, and an observe of each kind
+ *                                                                 FlashMask, each beside the plain problem
+ *   attn-bench --sweep observe -H 16 --sq 8192                    times of a forward, and of each kind of observe
  *   attn-bench --op backward --bias --grads dbias                 a bias of random numbers, with its gradient
- *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
+ *   attn-bench --dtype float8_e4m3fn --no-lse                     without lse, for which float8 has faster kernels
  *   attn-bench --op both --truth                                  results in float64 (attn_truth_some())
- *   attn-bench --codec                                            base64 and the scanner, GB of text a second
+ *   attn-bench --codec                                            base64 and the scanner, in GB/s of text
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
  * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
@@ -57,7 +57,7 @@ struct options {
     int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* the batch rows share all their pages except the last one of each */
+    bool forks;  /* all batch rows share their pages; only the last page of each row is its own */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
@@ -549,8 +549,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
- * to 16384. */
+/* Times the problem sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256,
+ * S 512 to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -873,7 +873,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* Reads a real number above `low` and at most `high`, the value of this option. */
+/* Reads the value of an option: a real number above `low` and at most `high`. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];

@@ -1,11 +1,11 @@
 /* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. Each problem has a
- * line: the measured time, the estimated time, the second divided by the first, how long the estimate took, and the
- * costliest part.
+ * line: the measured time, the estimated time, the estimated time divided by the measured time, how long the estimate
+ * took, and the costliest part.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
  *   cost-bench --only strange           problems whose names contain this word
- *   ATTN_CPU_ISA=avx2 cost-bench        with fewer instructions
+ *   ATTN_CPU_ISA=avx2 cost-bench        without instructions beyond AVX2
  *
  * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
  * it is processor time, which other programs disturb least; otherwise the device's own clock measures it. The last line
@@ -47,11 +47,11 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
     double scale, softcap, dropout; /* scale of 0 means the default */
-    /* bias of hidden pairs, which are those above the causal diagonal and those with one of the first `padded` queries
-     * or keys; 0: no bias */
+    /* the bias that hides a pair of query and key: pairs above the causal diagonal, and pairs with one of the first
+     * `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
-    double v_size, lse; /* v_size: factor of v; lse: the value of every lse; 0: unchanged */
+    double v_size, lse; /* v_size: factor for v; lse: value for every lse; where a member is 0, nothing is changed */
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
@@ -305,7 +305,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* Copies the problem's tensors to the device. Returns the problem with their addresses. */
+/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses there. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;

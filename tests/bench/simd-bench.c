@@ -5,8 +5,8 @@
  *
  * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on
  * the machine matters little. Operands lie in the L2 cache, as those of a tile do. "forward" and "backward" are whole
- * loops over the tiles of one head of 2048 keys, which were packed beforehand. They consist of products and softmax or
- * gradient alone, and so show the most that attention can reach with these tile sizes. */
+ * loops over the tiles of one head of 2048 keys, which were packed beforehand. They compute only products and the
+ * softmax or its gradient, and so show the speed that attention can reach at most with these tile sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ struct work {
     float m_[1024], l[1024], rescale[1024];
 };
 
-/* Returns the seconds of one call of this function: the median of the timings. */
+/* Returns the seconds that a call of `kernel` takes: the median of the timings. */
 static double measure(void (*kernel)(struct work *), struct work *w)
 {
     double times[TIMINGS];

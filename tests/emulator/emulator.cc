@@ -33,7 +33,8 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    /* for barrier_all(): whether some thread passed false, in the barrier's present use and in the use before */
+    /* for barrier_all(): whether some thread passed false; one element for the barrier's uses with even numbers, one
+     * for odd ones */
     bool objected[2];
     /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
     clocks clock;
@@ -46,8 +47,8 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* the bytes that `to` must hold until the wait: those found at issue, then those copied; any other value is an
-     * error */
+    /* The bytes that must be at `to` until the wait: at first those found when the copy was issued, then the copied
+     * ones. If another value is there, a thread has written to the target of the copy, which is an error. */
     char there[PIECE];
 };
 
@@ -264,7 +265,7 @@ static uint32_t asleep(const warp_state *w)
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns a ready fiber among these lanes: the first one at or after lane w->turn, cyclically. */
+/* Returns a ready fiber among `lanes`: the first one at or after lane w->turn, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
@@ -299,8 +300,8 @@ static bool agents_step(bool must)
     return something;
 }
 
-/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes, which run
- * only when no other lane can; otherwise search only the others. */
+/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes (which run
+ * only when no other lane can); otherwise search only the other lanes. */
 static fiber *choose(bool hungry)
 {
     warp_state *open[RESIDENT * WARPS];
@@ -333,7 +334,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* While only starved threads (which run last) could run, asynchronous work goes first in most cases. */
+        /* If only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -549,8 +550,8 @@ static __attribute__((noinline)) void access_shared(const void *p, size_t bytes,
     if (self->block->work) self->block->work->accessed(p, bytes, store);
 }
 
-/* The compiler inserts a call of this before each load and store (see races.h). Only accesses to shared memory are
- * checked, and volatile ones never count as races. */
+/* The compiler inserts a call of this function before each load and store (see races.h). Only accesses to shared memory
+ * are checked, and volatile ones never count as races. */
 static inline void access(const void *p, size_t bytes, bool store, bool is_volatile, const void *where)
 {
     if (__builtin_expect((size_t)((const char *)p - all_shared) < (size_t)RESIDENT * SHARED_STEP, 0))
@@ -735,7 +736,8 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    /* lets other threads run now and then, which may then wrongly read the memory before its copy */
+    /* In one case of four, other threads run before the copy is made. They find the old bytes if they read its target
+     * too early. */
     if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }
@@ -817,8 +819,8 @@ static void begin(block *b, int64_t number)
         f.copies->list.clear();
         f.copies->first = 0;
         f.copies->group = 0;
-        /* The fibers' stacks begin at different offsets within a page. Otherwise their tops would share few cache
-         * lines. */
+        /* The fibers' stacks begin at different offsets within a page. Otherwise their tops would compete for a few
+         * lines of the cache. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
         /* at a function's entry the stack pointer is 8 bytes off a multiple of 16, as after a call */
         top[0] = (void *)fiber_main;

@@ -53,7 +53,8 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* number of threads; number of threads that have not ended; number that have arrived at the collective `name` */
+    /* size: number of threads; live: those that have not ended; arrived: those that have arrived at the collective
+     * `name` */
     int size, live, arrived;
     unsigned round;
     const char *name;
@@ -61,7 +62,7 @@ struct team {
 };
 
 struct warp_state : team {
-    /* lanes that have not ended, that may run, and that poll a condition; one bit per lane */
+    /* one bit per lane; alive: has not ended; ready: may run; polling: waits for a condition */
     uint32_t alive, ready, polling;
     unsigned turn;
 };
@@ -99,7 +100,7 @@ uint3 block_index();
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* failures are not printed; can_fail.cu, which provokes them, sets this */
+extern bool quiet;         /* true: failures are not printed, as in can_fail.cu, which provokes them */
 
 /* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
 uint64_t random();
@@ -128,9 +129,10 @@ bool all_here(const team &t, const char *name, bool whole);
 void await(team &t, const char *name);
 void release(team &t);
 
-/* Executes a collective. Every thread of the team passes its `mine`. The last thread to come calls leader(all), where
- * all[n] points to the n-th thread's `mine`, which the leader may change. Then all threads go on. With `whole` it is an
- * error if a thread of the team has ended; otherwise all[n] of an ended thread is NULL. */
+/* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
+ * The last thread to come calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
+ * change. Then all threads go on. With `whole` it is an error if a thread of the team has ended; otherwise all[n] of an
+ * ended thread is NULL. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -182,7 +184,7 @@ char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *w
 /* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
-/* Fails unless all these bytes of global memory lie in one allocation of the device. */
+/* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);
@@ -201,8 +203,8 @@ void cp_async_wait(int newest);
 /* Returns 16 bytes of shared memory that an instruction of `thread` reads. Fails if a copy to them is not complete, or
  * if they race with another thread's store. */
 const char *shared_row(int thread, uint32_t address, const char *what);
-/* Records that an instruction of `thread` writes this shared memory. Fails if that races with another thread's
- * access. */
+/* Records that an instruction of `thread` writes shared memory at `address`. Fails if the write races with another
+ * thread's access. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
@@ -210,13 +212,13 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 /* Does the asynchronous work of one block: TMA copies and tensor core products (sm90.cc). Code that needs an agent
  * creates it at its first use. */
 struct agent {
-    /* Does some work and returns true, or false if there was none. The scheduler calls it now and then, and with `must`
-     * when no fiber can run. */
+    /* Does some of the agent's work and returns true; false: there was none. The scheduler calls it now and then, and
+     * with `must` when no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
     virtual void accessed(const void *, size_t, bool) {}
-    /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
+    /* called when all threads have ended, before shared memory and the agent (copies and tensor cores) are freed */
     virtual void block_ends() {}
     /* prints the agent's work in flight (copies and products) for the deadlock message */
     virtual void describe(FILE *) {}

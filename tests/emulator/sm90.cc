@@ -4,8 +4,8 @@
  * A warpgroup's log has one entry per wgmma instruction (product, fence, commit, wait). The first of the 128 threads
  * that comes to an instruction makes the entry, and all others must come to the same instruction. Issuing an
  * instruction never waits. A product is carried out after all 128 threads have issued it; an eager product computes a
- * warp's 16 rows after that warp's 32 threads have. A wait lasts until the products that it covers are carried out.
- * One warp may therefore be ahead of another as far as PTX allows.
+ * warp's 16 rows as soon as the 32 threads of that warp have issued it. A wait lasts until the products that it covers
+ * are carried out. One warp may therefore be ahead of another as far as PTX allows.
  *
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
@@ -91,7 +91,7 @@ const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
-    int64_t bytes; /* bytes that arrivals have announced and that are not copied yet */
+    int64_t bytes; /* number of bytes that arrivals have told the mbarrier to expect, and that are not copied yet */
     uint64_t phase;
     bool fenced; /* fence_mbarrier_init has followed the initialisation, so TMA may use the mbarrier */
 };
@@ -130,14 +130,15 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0;              /* for a wait: the number of groups that may stay in flight */
-    int arrived = 0, waited = 0; /* number of threads that issued the instruction; number that have waited for it */
-    int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
+    int number = 0; /* for a wait: the number of groups that may stay in flight */
+    /* numbers of threads that have issued the instruction, and that have waited for it */
+    int arrived = 0, waited = 0;
+    int lanes[4] = {}; /* number of threads of each warp that issued the instruction */
     /* Only the log entries of products use the following members. */
     int64_t group;
     bool late;         /* the product is carried out only when no thread can run */
     bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */
-    unsigned rows = 0; /* warps whose 16 rows are computed; one bit per warp */
+    unsigned rows = 0; /* bit w: the 16 rows of warp w are computed */
     wgmma_operation x; /* the operands and options of the product, as its first thread issued it */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
@@ -146,8 +147,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* number of the log entry of the thread's next instruction; the thread has waited for all products before entry
-     * number `covered` */
+    /* next: log entry number of the thread's next instruction; covered: it has waited for all products before this
+     * entry */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -158,9 +159,10 @@ struct warpgroup {
     std::deque<entry> log;
     /* number of the first entry that the log still has, counted from the begin of the block */
     int64_t base = 0;
-    int64_t done = 0;          /* log entries before this number have been carried out */
-    int64_t groups = 0;        /* number of commits among the entries carried out */
-    int64_t rows_done[4] = {}; /* for eager products: the log entry before which each warp's rows have been computed */
+    int64_t done = 0;   /* log entries before this number have been carried out */
+    int64_t groups = 0; /* number of commits among the entries carried out */
+    /* for products that are computed warp by warp (eager): each warp's rows are done before this log entry */
+    int64_t rows_done[4] = {};
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
@@ -179,7 +181,7 @@ struct engine : agent {
     std::vector<copy> copies;         /* in flight */
     std::vector<int64_t> bulk_groups; /* for each thread: the number of bulk groups that it has committed */
     std::deque<warpgroup> groups;
-    /* number of ordinary stores to shared memory; the part of them that came before the last proxy fence */
+    /* stores: number of ordinary stores to shared memory; fenced: how many of them the last proxy fence covers */
     uint32_t stores = 0, fenced = 0;
     /* For each 16-byte piece of shared memory: the number of its last ordinary store; 0: none since a TMA load. */
     std::vector<uint32_t> written;
@@ -240,8 +242,7 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* Carries out all products that are ready, because one per call would cost a round of the scheduler
-             * each. */
+            /* Carries out all products that are ready in one call, because each call costs a round of the scheduler. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -415,8 +416,8 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
-    /* Only products of the thread's own warpgroup are checked: another warpgroup may store the same value that is there
-     * already. */
+    /* Only products of the thread's own warpgroup are checked. A store to memory that a product of another warpgroup
+     * reads may be harmless, because it may repeat the value that is there. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -696,8 +697,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the unit would be below the normal numbers of float32, or an addend is not finite, the plain sum is used
-         * instead. */
+        /* If the unit (2^-13 of the largest addend) is below the normal numbers of float32, or an addend is not finite,
+         * the result is the plain sum. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -751,8 +752,8 @@ void engine::carry_out(warpgroup &g)
     ready(g, true); /* skips the log entries behind this product that are no products */
 }
 
-/* Warp w has issued all products before entry `until`. Computes its rows of the eager products among them, unless rows
- * of an earlier product are missing. */
+/* Computes warp w's rows of the eager products (computed warp by warp) before entry `until`, all of which the warp has
+ * issued. It stops where rows of an earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];

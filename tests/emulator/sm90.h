@@ -3,14 +3,15 @@
  * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call; each calls one function of
  * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here their work is a queue
  * of the block, and the scheduler carries out a piece of it now and then. A kernel may rely only on what it has waited
- * for, so half of the operations happen as late as possible:
+ * for, so half of the operations happen at the last moment (column `until`):
  *
- *   operation    may happen from              until                                          half of them
- *   TMA load     its issue                    a thread waits for it and no thread can go on  not before that
- *   TMA store    its issue                    the same, or its thread ends                   not before that
- *   product      the issue by all 4 warps;    the same, for the wait that covers its group   not before that
- *                a quarter of them: by each
- *                warp, for the warp's rows
+ *   operation    may happen from                              until
+ *   TMA load     its issue                                    a thread waits for it and no thread can go on
+ *   TMA store    its issue                                    a thread waits for it and no thread can go on, or the
+ *                                                             thread that issued it ends
+ *   product      its issue by all 4 warps; in a quarter of    a thread waits for its group and no thread can go on
+ *                the products, a warp's rows may be
+ *                computed from the issue by that warp
  *
  * An operation reads its source when it happens: a load reads global memory, a product or a store reads shared
  * memory. A source that is overwritten too early therefore changes the result. Sums are written at the wait. Until

@@ -1,5 +1,5 @@
-/* answer.h: functions that several fuzz targets share to check answers. A fault ends the program. An answer must have
- * the same bytes whether it is read at once or in pieces. */
+/* answer.h: functions that several fuzz targets share to check answers. A wrong answer ends the program. An answer must
+ * have the same bytes whether it is read at once or in pieces. */
 #ifndef FUZZ_ANSWER_H
 #define FUZZ_ANSWER_H
 

@@ -34,8 +34,8 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes in pieces of `longest` characters; with a seed other than 0, in pieces of pseudo-random lengths up to
- * that. */
+/* Decodes in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random lengths up to
+ * `longest`. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };

@@ -65,7 +65,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns how many bytes of tensors behind the JSON the head of an answer announces. */
+/* Returns the number of tensor bytes behind the JSON of an answer, as its JSON states it. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -78,7 +78,8 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* an output has either numbers or a size of bytes in the answer; one in shared memory has neither */
+        /* In the answer an output has either its numbers or its size in bytes. An output in shared memory has
+         * neither. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
@@ -89,7 +90,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* all outputs share this memory; zeros are numbers that JSON can express */
+    /* all outputs share this memory; it is zeroed, so that their numbers can be written as JSON */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
@@ -124,8 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.tensor_bytes = 300;
     }
     whole.has_regions = pieces.has_regions = data[0] & 32;
-    /* A tensor that the JSON names may be missing from the body, so the memory that JSON alone can demand is limited
-     * here. */
+    /* The JSON may announce large tensors whose bytes the body does not have, so memory has a limit. */
     whole.memory.limit = pieces.memory.limit = 1 << 20;
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;

@@ -1,5 +1,5 @@
 /* fuzz_numbers.c: an array of numbers must mean the same however it is cut into pieces and however much room there is
- * for it. The C library must agree about every value, and what is written must read back.
+ * for it. The C library must agree about every value, and a value that is written must be read back as the same value.
  *
  * An input is one byte for the dtype, one byte that seeds the pieces, and the text. The text's bytes also serve as
  * values to write. */
@@ -68,7 +68,8 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* Checks that the number of elements matches the shape, and that the C library reads the same float32 from the text. */
+/* Checks that the number of elements matches the shape. For float32 it also checks that the C library reads the same
+ * numbers from the text. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;
@@ -98,7 +99,7 @@ static void must_be_true(const struct outcome *o, const char *text)
     free(copy);
 }
 
-/* Checks that reading without a dtype and converting afterwards gives the same as reading with the dtype. */
+/* Checks that numbers read without a dtype, and then converted, equal the numbers read with the dtype. */
 static void must_convert(const char *text, size_t count, const struct outcome *typed)
 {
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
@@ -157,7 +158,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* another seed than for the first reading, so that pieces and room have other sizes */
+    /* a seed that differs from the seed of the first reading, so that the pieces of text and the room for elements
+     * differ */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

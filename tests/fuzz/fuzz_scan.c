@@ -161,8 +161,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* If memory ends early, the run in pieces may get further, because it leases less memory ahead. Otherwise both runs
-     * must agree. */
+    /* If memory is short, reading in pieces may get further than reading at once, because it asks for less memory
+     * ahead. With enough memory both must have the same result. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

@@ -12,9 +12,9 @@
  *   byte 1, bits 0,1  how the target compresses: stored, fast, best, or with fixed codes
  *
  * What must hold:
- *   1. The body read in pieces has the same result as the whole body, to the bit: numbers, or the same fault.
+ *   1. The body read in pieces has the same result as the whole body, to the bit: numbers, or the same error.
  *   2. A body that the target compressed and did not change has the same result as the plain body.
- *   3. No more bytes than the limit are unpacked, in pieces of at most the promised size, and none after a fault. */
+ *   3. No more bytes than the limit are unpacked, in pieces of at most the promised size, and none after an error. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

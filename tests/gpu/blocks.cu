@@ -1,4 +1,5 @@
-/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each block is tested alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each building block is tested
+ * alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
@@ -146,7 +147,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* never 0, which TMA writes for missing elements, nor 0xff, which shared memory held before */
+        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which fills shared memory before: so
+         * a byte shows where it comes from. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -499,8 +501,9 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* C consumer warpgroups with BLOCKS times 64 rows each, tiles of N rows, and the register counts of forward.cu and
- * f8_forward.cu. A consumer thread's accumulators alone fill the registers that it has before setmaxnreg. */
+/* A thread block of the ring test: C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
+ * register counts are those of forward.cu and f8_forward.cu. The accumulators of a consumer thread fill all registers
+ * that the thread has before setmaxnreg, so a failure of setmaxnreg shows. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -520,7 +523,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: for each consumer's rows of A, the sum of A tile^T over the tiles that the consumer sees. */
+/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles that sees()
+ * gives to the consumer. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -727,8 +731,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Checks the order in which a grid's blocks take the tiles: each tile once, a head's tiles in ascending order, and the
- * short tiles of the last heads at the end. */
+/* Checks in which order the thread blocks of a grid take tiles of work. Each tile must occur once, and the tiles of a
+ * head in ascending order. The short tiles of the last heads must come at the end. */
 void check_order()
 {
     static const struct {
@@ -747,7 +751,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles that follow each other at the end of the order so far */
+        int end = 0; /* number of short tiles since the last long tile */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -873,8 +877,8 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* every fifth number has few digits: it is 0, or often lies halfway between two numbers of the 16-bit or 8-bit
-     * type */
+    /* every fifth number has few digits, so that it is 0 or often lies halfway between two numbers of the 16-bit or
+     * 8-bit type */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because the converted NaN may have several bit patterns */

@@ -1,5 +1,5 @@
-/* blocks_sm80.cu: checks of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, and float32
- * split into two 16-bit planes (hi and lo). */
+/* blocks_sm80.cu: the part of the program blocks.cu that tests the building blocks of the kernels of sm80: cp.async,
+ * swizzled tiles, fragments, mma, and float32 split into two 16-bit planes (hi and lo). */
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"

@@ -24,7 +24,7 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* bias of kind PADDED: this number hides later keys and the first half of keys and queries */
+    /* for the kind PADDED: the bias that hides later keys, and the first half of all keys and queries */
     float hidden;
     bool alibi, sinks;
     double dropout;

@@ -29,9 +29,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
 /* Returns, as a share from 0 to 1, how much of a copy ran while another request computed or copied in the other
  * direction. `stage` is STAGE_IN or STAGE_OUT; the copy with the largest share counts.
  *
- * The share is of this copy's own time. The time of the same copy alone would not be comparable, because it was
- * measured at another moment on a shared machine. Copies in the other direction count beside kernels: if copies in take
- * longer than kernels, no kernel runs while the next request is copied in, even with perfect overlap. */
+ * It is a share of the time that the copy took beside the other requests. The time that a copy takes alone is no fair
+ * measure, because it was taken at another moment on a shared machine. Copies in the other direction count as well as
+ * kernels: if copies in take longer than kernels, no kernel runs while the next request is copied in, even with perfect
+ * overlap. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -39,8 +40,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* `at` goes to the latest end of a kernel or opposite copy of another request that runs at this time; if none
-         * runs, to the begin of the next one */
+        /* Moves `at` to the end of the copy. While a kernel or an opposite copy of another request runs at `at`, the
+         * time until its end counts as covered. If none runs, `at` jumps to the begin of the next one. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)

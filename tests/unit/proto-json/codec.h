@@ -18,7 +18,7 @@
  * from before as a use after free. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: its present size; limit: the most bytes, 0 means none */
+    size_t bytes, limit; /* bytes: present size of the memory; limit: its largest size, where 0 means no limit */
     int growths;
 };
 

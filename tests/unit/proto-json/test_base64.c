@@ -210,7 +210,8 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    static const size_t lengths[] = { 100, 400 }; /* 100 characters; 400 characters reach the unrolled loops too */
+    /* texts of 100 characters, and of 400, which also reach the unrolled loops */
+    static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
         size_t chars = lengths[l];
@@ -331,8 +332,8 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            if (errors < 2) /* faults near the two ends matter most, so these are tried more often */
-                at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
+            /* wrong characters near the ends of the text are tried more often, because loops begin and end there */
+            if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';
             char *piece = before(text_wall, count);

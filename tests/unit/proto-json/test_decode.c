@@ -170,7 +170,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* faults in arrays of numbers */
+        /* errors in arrays of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -373,7 +373,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'; gradients are POST /v1/attention/backward" },
-        /* faults of the body as a whole */
+        /* errors that concern the body as a whole */
         { FORWARD, "[]", "",
           "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
           "{...}]}" },
@@ -667,7 +667,8 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* the product of these sizes times eight is 16 modulo 2^64, so a 64-bit product would wrap around */
+        /* the product of the sizes in this shape, times eight, is 16 modulo 2^64, so a 64-bit product would wrap
+         * around */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },
@@ -685,7 +686,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
 }
 
-/* A safetensors file is told from JSON by its first bytes, however the body is split. */
+/* A safetensors file is distinguished from JSON by its first bytes, however the body is split. */
 static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
 {
     static const struct {
@@ -885,7 +886,8 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* proto_memory_for() returns enough memory for any body of base64 tensors of this length, however the body is split. */
+/* The test gives the parser as much memory as proto_memory_for() returns for the length of the body. This must suffice
+ * however the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

@@ -39,7 +39,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     return text;
 }
 
-/* Checks that the answer is `says`, read in blocks of every size, and that it is JSON. */
+/* Checks that the answer is the text `says` in whatever block sizes it is read, and that it is JSON. */
 static void check(const proto_call *call, const proto_result *results, const char *says)
 {
     const size_t length = strlen(says);
@@ -89,7 +89,7 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Base64 of lengths with a remainder of 0, 1 and 2 modulo 3, and of length 0. */
+/* Writes base64 of tensors whose length in bytes is 0, 1 or 2 modulo 3, or 0. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {
@@ -219,7 +219,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append adds keys to a cache and has no queries, so its answer has no sizes */
+        { .says = "" }, /* an append has no queries, and therefore an answer without the fact `sizes` */
 #undef SAYS
 #undef SMALL
     };

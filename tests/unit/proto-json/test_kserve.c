@@ -1,5 +1,6 @@
-/* test_kserve.c: bodies and answers of KServe v2 with binary tensors. They are the same problems as in JSON, every
- * refusal is compared word for word, and the result is the same however a body is split. */
+/* test_kserve.c: bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as a JSON
+ * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
+ * is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -218,7 +219,7 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The size of an input in shared memory is checked when its bytes are there. The message points at the input in the
+/* An input in shared memory whose size does not fit its shape is refused, and the message points at the size in the
  * body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
@@ -240,8 +241,8 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
     decoded_clear(&d);
 }
 
-/* For inputs in shared memory, memory is leased only after the server has checked that the region of shared memory
- * exists. */
+/* For inputs in shared memory, the parser requests memory only after the server has checked that the region of shared
+ * memory exists. */
 static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
 {
     (void)state;
@@ -423,7 +424,7 @@ static void test_which_inputs_may_lie_on_a_device(void **state)
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that a KServe body gives the same problem as this JSON for /v1. */
+/* Checks that a KServe body gives the same problem as the JSON body `json` for /v1. */
 static void check_same(const struct infer *body, const char *json)
 {
     struct decoded d = { 0 }, plain = { 0 };
@@ -874,8 +875,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON of a KServe body has a limit of its own, because the HTTP thread reads it at once (bytes may follow it).
- * Numbers of tensors in the JSON do not count toward the limit. */
+/* The JSON of a KServe body has a limit of its own. The HTTP thread parses it at once, because it says where the bytes
+ * behind it go. Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];
@@ -911,7 +912,7 @@ static void test_memory_grows_with_what_arrives_alone(void **state)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the answer to a problem whose outputs hold these numbers, read in blocks of `block` bytes. */
+/* Returns the answer to a problem with the results `out` and `lse`, read in blocks of `block` bytes. */
 static char *answer_to(const struct infer *body, const void *out, const void *lse, size_t block, size_t *length,
                        size_t *head)
 {

@@ -1,5 +1,6 @@
-/* test_merge.c: bodies of a merge, which joins results over parts of the keys. Both ways of naming the parts, every
- * message of parse_parts.c word for word, the conversion of lse, and the same result however a body is split. */
+/* test_merge.c: bodies of a merge, which joins results over parts of the keys. The tests cover both ways of naming the
+ * parts, every message of parse_parts.c word for word, and the conversion of lse. The result must be the same however a
+ * body is split. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -137,7 +138,7 @@ static void test_lse_becomes_natural_and_minus_infinity_where_empty(void **state
     decoded_clear(&d);
 }
 
-/* With dout in the request the answer has gradients: checks shapes, dtypes and numbers of its tensors. */
+/* If the request has dout, the answer has gradients. The test checks their shapes, dtypes and numbers. */
 static void test_the_answer_has_the_gradients_that_dout_asks_for(void **state)
 {
     struct decoded d = { 0 };

@@ -173,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* faults of values: the reported offset is that of the first character of the faulty number */
+    /* wrong values: the reported offset is that of the first character of the wrong number */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -467,7 +467,8 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        snprintf(text, sizeof text, "%.9e", middle); /* a number near the midpoint, with few digits */
+        /* ten digits of the midpoint between two neighbouring float32 numbers */
+        snprintf(text, sizeof text, "%.9e", middle);
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
         check_code(text, NUMBERS_F32, isfinite(want), code);

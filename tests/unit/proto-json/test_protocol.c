@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run in the top folder of the repository */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* relative to the top folder of the repository, in which tests run */
 
 /* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {
@@ -54,7 +54,7 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
  * caller frees it. */
 static char *file_of(const char *text, size_t *bytes)
 {
-    const char *const end = text + strlen(text) - 1; /* the line break before the data */
+    const char *const end = text + strlen(text) - 1; /* the line break that ends the text */
     const char *line = end;
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
@@ -188,7 +188,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* the figures `explained` and `limit` depend on how this processor rounds */
+    /* the numbers `explained` and `limit` of an error depend on how this processor rounds, so they are not compared */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
@@ -274,7 +274,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    /* as many requests and answers as this show that PROTOCOL.md was found and read */
+    /* PROTOCOL.md has at least 8 requests and 7 answers; with fewer, the test would not have read all of it */
     assert_true(requests >= 8 && answers >= 7);
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
@@ -302,7 +302,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* the document has dq, dk and dv in a list instead of a table */
+            continue; /* PROTOCOL.md names dq, dk and dv in a list, not in the table */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

@@ -1,5 +1,6 @@
-/* test_safetensors.c: bodies and answers that are safetensors files. They are the same problems as in JSON, every
- * refusal is compared word for word, and the result is the same however a body is split. */
+/* test_safetensors.c: bodies and answers that are safetensors files. Each body must give the same problem as a JSON
+ * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
+ * is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +30,7 @@ static uint8_t data_byte(size_t i)
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
 }
 
-/* Returns a body with this header and `data` bytes of data. The caller frees it. */
+/* Returns a safetensors file with the header `header` and `data` bytes of data. The caller frees it. */
 static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
 {
     const size_t length = strlen(header);
@@ -72,7 +73,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that a file with this header gives the same problem as JSON with q, k, v and these members. */
+/* Checks that a file with the header `header` gives the same problem as JSON with q, k, v and `members`. */
 static void check_same(attn_op op, const char *header, const char *members)
 {
     struct decoded d = { 0 }, json = { 0 };
@@ -177,7 +178,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Checks that a member is read under each of its names, by giving it a value that no member may have. */
+/* Checks that a member is read under each of its names: a value that no member may have must be refused. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -222,8 +223,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Every tensor is aligned in memory, even behind lengths that are no multiple of an alignment, and behind tensors
- * without elements. decoded_text() checks where each tensor lies. */
+/* Every tensor begins at an aligned address, also if it follows a tensor of odd length or one without elements.
+ * decoded_text() checks where each tensor lies. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -422,8 +423,8 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* A description of the file is ignored. These names only resemble names of descriptions, so they are
-         * refused. */
+        /* Names that describe a file, such as "format", are ignored. The names below only resemble such names, so they
+         * are refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -444,7 +445,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
+/* Tests bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -519,15 +520,15 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* the limit of values: 33 in the header and five more */
+    limits.values = 38; /* the header has 33 JSON values, so five are left for the strings of __metadata__ */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If a growth is refused, the answer is that
- * refusal. */
+/* Memory for the data of a file grows with the bytes that have arrived. If more memory is refused, the client gets the
+ * error of the refusal. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -545,7 +546,8 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    decode_split(&d, FORWARD, body, 30); /* no byte of the data has arrived yet */
+    /* the first piece has 30 bytes and ends inside the header, so no memory is needed before the second */
+    decode_split(&d, FORWARD, body, 30);
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
     d.memory.limit = 20000;
@@ -607,7 +609,8 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY /* `encoding` concerns only JSON */ };
+    /* `encoding` has no effect on a safetensors answer */
+    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };
     size_t length;
@@ -661,8 +664,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* an answer's facts, such as its timings, are no options of a request: the parser accepts the file except for their
-     * names */
+    /* An answer has facts, such as its timings, that are no options of a request. The parser refuses the first of their
+     * names, and accepts everything before it. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

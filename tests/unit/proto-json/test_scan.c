@@ -1,5 +1,5 @@
-/* test_scan.c: which texts are JSON, byte by byte; what the scanner leaves beside the values that it extracts; and the
- * same result however a body is split. */
+/* test_scan.c: tests which texts are JSON, byte by byte, and what the scanner leaves of a body beside the values that
+ * it extracts. The result must be the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece, in memory of its own size. After a fault it does nothing. */
+/* Scans one piece, in memory of the piece's own size. After an error it does nothing. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -235,8 +235,8 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* faults inside extracted values (strings and arrays that the scanner takes out of the JSON), and text behind a
-         * fault */
+        /* errors inside extracted values (strings and arrays that the scanner takes out of the JSON), and text behind
+         * an error */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -452,14 +452,14 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* the memory of a value that was refused is used again */
+    /* the next value is stored where the refused value was */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");
 }
 
-/* Text that is encoded in another way than base64 (a data URI, hexadecimal, ...) is recognised however the body is
- * split, although the text before the fault is no longer in the piece that is being read. */
+/* For text that is not base64 but a data URI, hexadecimal or the like, the error says so, however the body is split:
+ * the scanner needs the beginning of the text, which may have come in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -479,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* here the scanner refuses only lengths that are no multiple of four characters; parse.c, which knows the
-         * shape, refuses the rest */
+        /* hexadecimal text whose length is a multiple of four is also base64: the scanner accepts it, and parse.c,
+         * which knows the shape, refuses it */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },
@@ -506,8 +506,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* the dtype may come after the data, with the same result: 1.0009765625 + 2^-11, if rounded twice, would be another
-     * float16 */
+    /* The dtype may come after the data. The result is then the same, which 1.0009765625 + 2^-11 shows: rounded twice,
+     * it would become another float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",

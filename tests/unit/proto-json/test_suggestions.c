@@ -19,7 +19,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body that contains the word at this place. */
+/* Writes a body that contains `word` at `place`. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -247,7 +247,7 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    /* this word is the last one of its row in the table */
+    /* the last word of a row of the table is found too */
     assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
@@ -263,7 +263,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    /* 0xd3d3d3 is "09PT" in base64: 0 and 9 are hexadecimal digits, but P and T are not */
+    /* in base64 these bytes are "09PT" again and again, which is not hexadecimal because of P and T */
     memset(bytes, 0xd3, sizeof bytes);
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */

@@ -87,8 +87,9 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* Trees of JSON live in a memory, and are freed with it. In this test two trees are made in turns, as for bodies that
- * arrive at the same time. Each needs more than one block of memory, and has strings longer than a block. */
+/* All trees made in one tree_memory are freed together. In this test two trees are made in turns, each in its own
+ * tree_memory, as for bodies that arrive at the same time. Each needs more than one block of memory, and has strings
+ * longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;

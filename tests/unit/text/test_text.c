@@ -461,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* "x" is one letter away from the member "q", but has no letter in common with it */
+        /* "x" differs from "q" by one letter, but names without a common letter do not count as similar */
         { "scales", "scale" },
         { "x", NULL },
         { "softcap", NULL },
