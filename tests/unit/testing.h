@@ -58,7 +58,7 @@ enum { SPEC_SEQUENCES = 12 };
 
 /* How the bounds of a FlashMask (mask_startend_rows) are made. */
 enum mask_kind {
-    MASK_RANDOM,   /* random bounds, which may be empty or hide all queries */
+    MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
     MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */

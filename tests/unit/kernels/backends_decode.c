@@ -45,7 +45,7 @@ void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **
     assert_int_equal(failed, 0);
 }
 
-/* Does what random_spec() does, but with few rows and many keys. */
+/* Returns a random problem like those of random_spec(), but with few rows and many keys. */
 static struct spec random_decode_spec(uint64_t seed)
 {
     struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
@@ -152,7 +152,8 @@ void test_pages_do_not_change_a_bit(void **state)
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns the number of boxes that the copy engine (TMA) loaded, or 0 if not on the emulator. */
+/* Runs the problem. Returns how many boxes (pieces of a tensor) the copy engine (TMA) loaded, or 0 if not on the
+ * emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -442,7 +443,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* the grid for this problem has more blocks than a GPU runs at the same time */
+        /* this problem has more thread blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
@@ -488,7 +489,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* the first SHARED pages are the same in all rows; the others begin anywhere, so that they overlap as well */
+        /* all rows share their first SHARED pages; their other pages begin at any slot, so that pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));

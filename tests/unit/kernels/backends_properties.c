@@ -356,7 +356,7 @@ static void assert_same_bits_by_heads(const struct spec *s, int count, int *comp
     fixture_clear(&whole);
 }
 
-/* The heads of one problem may be computed in parts, as on several devices, and must have the same bits. */
+/* If the heads of one problem are computed in parts, as on several devices, the results must have the same bits. */
 void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -448,7 +448,7 @@ static bool same_bits_by_queries(const struct spec *s, int count)
     return alike;
 }
 
-/* The queries of one problem may be computed in parts, as on several devices. */
+/* If the queries of one problem are computed in parts, as on several devices, the results must have the same bits. */
 void test_queries_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -606,7 +606,7 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        /* rounding cannot differ, because float32 represents this product exactly */
+        /* -4 v is exact in float32, so the factor causes no rounding */
         tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
@@ -648,8 +648,8 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits if its rows are `far` elements apart and all tensors lie in one block of
- * device memory. Returns false if the device does not have that much memory. */
+/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
+ * in one block of device memory. Returns false if the device does not have that much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
     /* number of elements between the starts of two tensors, because the tensors' rows interleave in memory */
@@ -878,8 +878,8 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
-/* Tests moves of memory of every length and alignment, in one call with more moves than one launch takes. One move is
- * long enough for several blocks. */
+/* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
+ * move is long enough for several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;

@@ -256,7 +256,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* cost of the scores of 8 queries and 4 keys; each key costs the same, except with a causal mask */
+        /* work for the scores of 8 queries and 4 keys, in pairs of a query and a key */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -316,7 +316,8 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
     }
 }
 
-/* A plan must also serve the same problem at other addresses, unless the alignment of a tensor changes. */
+/* A plan (the choice of a kernel for a problem) must also serve the problem at other addresses, unless the alignment of
+ * a tensor changes. */
 static void test_a_plan_moves_with_its_problem(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -357,8 +358,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. One
- * that is absent must set none. */
+/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. Absent
+ * tensors and options must set none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -397,7 +398,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
     CASE(0, keep_mask_at_end = true); /* without a keep_mask this option has no effect */
     CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
-    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it is no feature */
+    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))

@@ -126,7 +126,7 @@ static void test_good_problems_pass(void **state)
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
     PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward of which no output is wanted */
-    PASSES(forward, p.out.data = p.lse.data = NULL); /* attn_check() runs before memory for the outputs is allocated */
+    PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
     PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
     /* a forward ignores dout, so a wrong dout is no error */
@@ -429,7 +429,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* no hint that these numbers look like lengths, because their sum is not the number of rows of q */
+         /* the message does not say that these numbers look like lengths, because their sum is not the number of rows
+          * of q */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "

@@ -252,8 +252,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A block of a GPU's kernel has 128 rows of 64 columns, or 64 rows with options that change scores. A block that is not
- * full takes as long as a full one. */
+/* A thread block of a GPU's kernel computes 128 rows of queries with heads of 64 numbers, or 64 rows with options that
+ * change scores. A block with fewer rows or smaller heads takes as long as a full one. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -262,13 +262,13 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    /* a block with one row takes nearly as long as a block with all rows */
+    /* a thread block with one row of queries takes nearly as long as one with all its rows */
     assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
 }
 
-/* For head sizes above 256, each block of a GPU's kernel computes 256 columns of a result, and every block computes the
+/* For head sizes above 256, each thread block of a GPU's kernel computes 256 columns of a result, and computes all
  * scores again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
@@ -288,14 +288,15 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     free(wide);
 }
 
-/* On Hopper, a block of a forward with head sizes above 256 computes 512 columns of out. */
+/* On Hopper, a thread block of a forward with head sizes above 256 computes 512 columns of out. */
 static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    assert_true(ratio > 2.6 && ratio < 3.1); /* 2 * 1024 + 1024 columns, and 512 + 512 */
+    /* columns of products: 2 * 1024 + 1024 for a head size of 1024, and 512 + 512 for 512, which is a ratio of 3 */
+    assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
 }
@@ -392,7 +393,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* without the right to read k, attn_strange_of() cannot find costly rows (whose scores leave float32's range) */
+    /* if attn_strange_of() may not read k, it cannot find costly rows (whose scores leave float32's range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -416,15 +417,14 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* rows are strange (not computed like others) beyond a limit: a score of -1e30 is within the CPU's limit of 5.8e37,
-     * but beyond a GPU's limit of 2^27 */
+    /* a score of -1e30 is in the range that a CPU's kernel computes at once (5.8e37), but not in a GPU's (2^27) */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so no row is strange */
+    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts none */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key, so no row is strange */
+    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts none */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* if an item was not computed exactly once, the counts are returned instead of freed, and the test fails */
+        /* returns the counts if they are wrong, so that the test fails; otherwise frees them */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -106,8 +106,9 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for `other` */
-        pool_begin(pool, &own, &own, NULL);     /* takes the second thread for `own`, so that no worker is left */
+        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for the owner `other` */
+        /* takes the pool's second thread for the owner `own`, so that no thread is free */
+        pool_begin(pool, &own, &own, NULL);
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);
@@ -205,7 +206,7 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* waits until the paused one of the first two threads computes again */
+    while (at_work(all, 2) != 2) continue; /* waits until both of the first two threads compute */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -439,7 +440,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* without a flag to heed, the stream is not cancelled any more and computes again */
+        /* NULL: nothing can cancel the stream any more, so it computes again */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);

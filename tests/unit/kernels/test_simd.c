@@ -112,13 +112,14 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Returns the relative error of P and dS: that of float32, or that of the operand's type. */
+/* Returns the relative error that P and dS may have: that of float32, or that of the operand's type. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* Returns an element of a packed operand, which is the sum of its parts. `at` is the index of the first part. */
+/* Returns the value of an element of a packed operand: the sum of the parts into which it was split. `at` is the index
+ * of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
     double sum = 0;
@@ -466,8 +467,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* a range of columns that begins at a panel is itself an operand, and so is a range of rows of B that begins at
-         * a multiple of 32 */
+        /* computes the product in pieces: ranges of columns that begin at a panel, and ranges of rows of B that begin
+         * at a multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);

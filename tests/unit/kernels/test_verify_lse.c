@@ -235,7 +235,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. It must pass, because it may come from ring attention. */
+ * keys. It must pass the check, because ring attention gives a part of the keys the lse of all keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -405,7 +405,8 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* With ATTN_BACKEND=cuda: sums of rows that a device computes in its own memory must equal those of the host. */
+/* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
+ * device must compute the same sums as the host. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

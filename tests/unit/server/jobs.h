@@ -43,7 +43,7 @@
 
 enum { PATIENCE_MS = 60000 }; /* limit in ms on waiting for something that must happen; only a fault reaches it */
 
-/* Waits until `condition` is true, which another thread makes it. */
+/* Waits until another thread makes `condition` true. */
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
         const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
@@ -73,7 +73,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the gate's path. */
+/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -160,7 +160,7 @@ HELPER char *forward_body(int rows, int D, const char *extra)
 }
 
 /* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
- * but its inputs only some hundred. */
+ * but its inputs only a few hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;

@@ -212,7 +212,7 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers the request, and checks that the body is what the encoder makes. */
+/* Answers the request, and checks that the answer's body is the text that the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -569,8 +569,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* columns: the server's --cors-origin; whether a page of another site sends the request; whether it is a
-         * preflight */
+        /* the first three columns: the server's --cors-origin; whether a page of another site sends the request;
+         * whether the request is a preflight */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

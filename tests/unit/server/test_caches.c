@@ -183,8 +183,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up the caches of a step (a decode or an append). tags[b] is the first number of row b's new positions: position
- * n of the row consists of the number tags[b] + n. */
+/* Looks up the caches of a step (a decode or an append) that appends `append` positions to each of `rows` rows. The new
+ * positions of row b hold the numbers tags[b], tags[b] + 1, and so on. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -472,8 +472,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Caches that are made before they are filled are spread over all devices. Earlier all were placed on the first device,
- * which was full while three quarters of the memory was free. */
+/* Caches that are made before they are filled are spread over all devices. In an earlier version all were placed on the
+ * first device, which was full while three quarters of the memory was free. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -553,7 +553,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* the device is asked for memory again, because some of it may have been freed since */
+        refusing.given = 0; /* the device is asked for memory again, because some may have become free */
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -765,7 +765,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five equal hashes happen once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five equal hashes among these names happen once in 10^16 runs */
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -878,7 +878,8 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step that waits for caches a and b keeps later steps from b. A step on cache c alone begins at once. */
+    /* An older step waits for caches a and b, so later steps on b must wait too. A step on cache c alone begins at
+     * once. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -930,7 +931,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* the step still reads the pages, so they stay */
+    assert_int_equal(info.pages, 2); /* a step still reads the cut pages, so they stay */
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -958,7 +959,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has begun the step and may still write */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to the cache */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -990,8 +991,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The machine stands still between two readings of the clock, for longer than a cache's lifetime. Caches in use must
- * stay, whatever the messages then say. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must not expire then,
+ * whatever errors the step returns. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1071,14 +1072,14 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* If there is no memory for the pool's own tables, the device must not be asked for its memory. Earlier memory that a
- * device had given was lost then, and the next call asked for memory again. */
+/* If there is no memory for the pool's own tables, the device must not be asked for its memory. In an earlier version
+ * the device gave its memory before the tables failed, that memory was lost, and the next call asked for more. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* the calloc() that fails is that of a table with one reference count for each page, and one more */
+    /* the table of reference counts, with one for each page and one more, gets no memory */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1088,7 +1089,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A driver that takes long to give memory: it waits until another thread of the test has seen what it wanted. */
+/* A device driver that takes long to give memory: it waits until other threads have used the caches meanwhile. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1219,8 +1220,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length of a cache. It is often near the end of a block of page numbers, and in half of all cases a
- * multiple of a page. */
+/* Returns a random length of a cache. It is often near the end of a block of page numbers. In half of all cases it is a
+ * multiple of the page size. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;

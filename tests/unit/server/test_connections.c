@@ -36,8 +36,9 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_BODY, 0, 30001, true },
         { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a body at 1 MB/s is never too slow */
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        { CONNECTION_SEND, 5000 * 31, 31000, true }, /* a reader at 5 KB/s is too slow after 31 s */
-        { CONNECTION_WORK, 0, 1000000, false },      /* the request is being computed, so its client is not to blame */
+        /* after 31 s, a client that reads its answer at 5 KB/s is too slow */
+        { CONNECTION_SEND, 5000 * 31, 31000, true },
+        { CONNECTION_WORK, 0, 1000000, false }, /* the request is being computed, so its client is not to blame */
         { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -138,8 +139,8 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. Such a connection must not
- * count for ever. */
+/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. The server must
+ * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -193,7 +194,8 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* libmicrohttpd 0.9.75 misses a FIN that arrives together with the last bytes. */
+/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that it has closed.
+ * The server must notice. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -204,7 +206,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* nobody has read the client's last bytes yet, so the connection stays */
+    /* the server has not read the client's last bytes yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);

@@ -30,8 +30,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Fills in a bench with `count` devices that do what `script` says. A test may change its configuration before
- * open_devices(). */
+/* Prepares a bench whose devices are not open yet. A test may change its configuration before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -278,7 +277,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one on each stream */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* the queue gives fake:1 four batches, one for each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -296,7 +295,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* batches that came back no longer count as load of a device */
+    /* a batch that came back no longer counts as load of its device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -385,9 +384,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is held on its stream by a gate. The second has its mirrors (copies of tensors on the device). Behind
- * another gate it learns the size of its scratch memory, and that memory is refused. The second batch therefore waits
- * for the first, and then runs. */
+/* A gate (a file for which a device waits) holds the first batch. The second batch has memory for its tensors, but is
+ * refused its scratch memory. It therefore waits for the first batch, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -639,7 +637,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the batch beside it comes back first, because no batch waits for the verification of another one */
+    /* the batch `beside` comes back first, because no batch waits until another one is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -676,7 +674,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* the tensors and the kernels' workspace get memory, and the verification gets none */
+    /* memory for the tensors and the kernels' workspace is given, and memory for the verification is refused */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -734,8 +732,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* Each batch has four launches. The first launches of Other and of Busy are held by gates, which count launches in
-     * the order in which the batches begin. */
+    /* The gates hold the first launch of the batch of `other`, and the first launch of the first batch of `busy`. Each
+     * batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -843,7 +841,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     devices_submit(b.server.devices, longer, cpu);
     assert_false(can_wait(cpu)); /* other requests must not wait to join this long job in a batch */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the long job will be cancelled, but the next batch must not wait for its threads */
+    /* the long job will be cancelled; the next batch must not wait until its threads are free */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -890,8 +888,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* time in ns for which a flow must have run before a guest (short batch) of one second may run beside three
-     * flows */
+    /* a guest (a short batch) may run beside three flows (callers' work) if one has run for this many ns; the guest
+     * takes 1 s */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -901,8 +899,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One flow (a caller's work) has both streams and a third batch that waits. Another flow's batch must be computed
- * nevertheless. */
+/* A flow (one caller's work) has a batch on both streams of the device, and a third batch that waits. A batch of
+ * another flow must be computed nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -1021,7 +1019,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* these devices copy nothing, so the script's fault of a copy never happens */
+    /* these devices copy nothing, so the copy that the script lets fail never happens */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1049,7 +1047,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    open_readers(&b, 1, "copy.err=700", NULL); /* copies fail in this script, so a job that is copied would fail */
+    /* every copy fails in this script, so a job whose tensors are copied would fail */
+    open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1090,7 +1089,7 @@ static void test_problems_that_left_as_one_fail_together(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[3];
-    open_readers(&b, 1, "launch.err=2@1", NULL); /* memory for the launch is refused once */
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* the first launch fails with CUDA's error 2, out of memory */
     for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
     struct batch *batch = batch_of(jobs, 3, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1200,7 +1199,8 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    assert_int_not_equal(access(gate.path, F_OK), 0); /* the batch must not come back before the gate is opened */
+    /* the gate is open, so inline_settle() has waited for the batch */
+    assert_int_not_equal(access(gate.path, F_OK), 0);
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
@@ -1223,7 +1223,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* this thread's core chooses the inline slot, so all four tries may have gone to the device that does not fail */
+    /* the core of this thread decides which device computes, so all four tries may have met the device that works */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

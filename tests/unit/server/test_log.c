@@ -298,7 +298,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* a child process uses this log, because its writer never returns */
+    pid_t child = fork(); /* this log's writer thread never returns, so a child process uses the log */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -371,7 +371,7 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     const int http = count_of(text, " WARN http text=");
     assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* a limit on lines per second keeps most of these lines out; the rest was written within at most two seconds */
+    /* the log allows 20 of these lines per second, and the test takes two seconds at most */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -385,7 +385,8 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    /* repeats until all lines fall into one second, because a line in a later second would report on the earlier one */
+    /* repeats until all lines are written in one second; in the next second, the log would add a line about omitted
+     * ones */
     do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();

@@ -1,10 +1,10 @@
-/* The scheduler: what happens to a request between the end of its body and its answer. The server's loop runs in its
- * own thread, as the daemon's main thread does. The test plays the HTTP side: it posts requests and gets them back, by
- * a few functions that count. Devices are those of the fake backend.
+/* test_loop.c: tests of the scheduler: what happens to a request between the end of its body and its answer. The
+ * server's loop runs in a thread of its own. The test does what the HTTP threads do otherwise: it posts requests to the
+ * loop, and gets them back. Devices are those of the fake backend.
  *
- * Nothing here depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file.
- * What is posted before the loop starts arrives in its first turn. turns() lets the loop go round twice, so that what
- * could have happened has happened. */
+ * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
+ * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
+ * that it has handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -171,7 +171,8 @@ static int end(struct scene *s, bool tell)
 
 /* ---- No memory --------------------------------------------------------------------------------------------------- */
 
-/* calloc() fails for the next call with exactly this many bytes; the program's calls come to the test's own calloc() */
+/* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
+ * test */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
 
@@ -265,7 +266,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* in the server, answer_queue() makes this call */
+    contexts_finish_job(request->job, true);
     request_free(request);
 }
 
@@ -436,7 +437,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the answer has gone without the job, because the device may still write to the job's memory */
+    /* the request was answered without its job, because the device may still write to the job's memory */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
@@ -605,7 +606,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the length of the answer's numbers was measured already */
+    /* the loop has measured the text of the answer's numbers already, so nothing is left to do */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -670,7 +671,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward of 9 rows, whose out is to be written to the region of shared memory. */
+/* Returns a request, a forward of 9 rows, whose body was checked. Its out is to be written to the region of shared
+ * memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -812,7 +814,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    /* no memory is leased for the inputs before the region is read */
+    /* no memory is leased for the inputs before they are read from the region of shared memory */
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
@@ -896,7 +898,8 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A check goes on in another thread after the deadline, so the request is given back only when the check has ended. */
+/* The check of a body goes on in another thread after the deadline, so the request is answered only when the check has
+ * ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -1216,7 +1219,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* devices verify all rows of a problem, each those of its heads */
+    /* if all rows are to be verified, each device verifies the rows of its own heads */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1329,8 +1332,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts of a problem never ends. The watchdog finds that and the request is answered; the other device goes
- * on. The watchdog waits so long that even a slow other device ends in time. */
+/* One of two parts of a problem never ends. The watchdog finds the hung device, and the request is answered with an
+ * error. The other part ends long before the watchdog's limit, so its device stays in use. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;

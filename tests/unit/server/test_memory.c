@@ -4,8 +4,8 @@
 
 #include "server/device/internal.h"
 
-/* JOBS: the most jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory), which a gap of
- * the same size follows. */
+/* JOBS: the largest number of jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory),
+ * which a gap of the same size follows. */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {

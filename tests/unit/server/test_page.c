@@ -117,7 +117,7 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "src="));
     assert_null(strstr(page, "https:"));
     assert_null(strstr(page, "innerHTML"));
-    assert_null(strstr(page, "style=")); /* the policy of the page forbids style attributes */
+    assert_null(strstr(page, "style=")); /* the page's Content-Security-Policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
     /* every element that the script looks up exists in the page */

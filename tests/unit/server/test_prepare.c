@@ -290,7 +290,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     /* on a device with its own memory, the memory of inputs, outputs and scratch counts toward the limit */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
-    /* problems that fit are still accepted */
+    /* a problem that fits the device's memory is still accepted */
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     job_release(small);
     close_bench(&b);

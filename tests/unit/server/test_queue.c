@@ -112,7 +112,8 @@ static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        const char *waiting, *batches; /* in `batches`, spaces separate the batches that leave */
+        /* waiting: the queued jobs; batches: the batches that leave the queue, separated by spaces */
+        const char *waiting, *batches;
         int max_batch;
     } cases[] = {
         { "", "", 8 },

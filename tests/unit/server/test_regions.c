@@ -44,8 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, unlinked or not; one is the test's own. The
- * descriptors are not used, because another thread may be closing them. */
+/* Returns how many descriptors of this process refer to the object, whether its name exists or not; one descriptor is
+ * the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -321,7 +321,8 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     assert_int_equal(ftruncate(o.fd, 2 * MIB - 1), 0);
     assert_int_equal(region_uses_write(uses, 0, &done, &err), ATTN_INVALID);
     assert_int_equal(fstat(o.fd, &st), 0);
-    assert_int_equal(st.st_size, 2 * MIB - 1); /* writing must not have extended the object */
+    /* the object of shared memory is one byte too short, and writing must not extend it */
+    assert_int_equal(st.st_size, 2 * MIB - 1);
     region_uses_free(uses);
     regions_free(r);
     object_clear(&o);
@@ -422,7 +423,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* refused without opening the memory, because the name is taken */
+    /* the name is taken, so the memory is not even opened */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
     /* refused, because the memory belongs to Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
@@ -463,7 +464,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* the same memory may be lent a second time, under another name */
+    /* two names may belong to the same memory */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
@@ -474,7 +475,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is read as a copy, so lse may be written over it */
+        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is copied first, so lse may be written over it */
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
         { "a", "a", "a", 66, 128, 1,

@@ -1,4 +1,5 @@
-/* A request without a connection: the table of who owns it in which state, ids, and failures. */
+/* test_request.c: tests of requests without a connection: which thread owns a request in which state, request ids, and
+ * failures. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -116,8 +117,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* Only the owner may move a request to another state. A violation is an assertion that ends the process, so a child
- * process tries it. */
+/* Only the thread that owns a request may move it to another state. Any other thread fails an assertion, which ends the
+ * process, so a child process tries it. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;

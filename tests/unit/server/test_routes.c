@@ -289,7 +289,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* row: the first row of the path */
+        int row; /* the first row of the table that has this path */
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
@@ -410,7 +410,8 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        { PORT_METRICS, "/ping", "" }, /* suggestions must be paths of the same port, and this port has none */
+        /* a suggestion must be a path of the requested port, and the metrics port has none like this */
+        { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },
         { PORT_MAIN, "", "" },

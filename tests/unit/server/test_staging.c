@@ -48,8 +48,8 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts the bytes that are mapped, and gives all of them back. It never cuts a page in the middle, even on
- * systems with pages of 64 KiB. */
+/* The pool counts the bytes that are mapped, and unmaps all of them. It unmaps whole pages only, even on systems with
+ * pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -304,7 +304,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* memory ahead of the body has its own limit, which is reached; a lease for a body that arrives still succeeds */
+    /* only leases before a body arrives have reached their limit; an ordinary lease succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
@@ -314,14 +314,15 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0])); /* the pool gives a block that it kept for reuse */
+    /* the pool has kept a released block, and lends it again */
+    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* When another token comes, each token's share becomes smaller. Memory kept from before must not be a reason to refuse
- * a lease that fits the new share. */
+/* When another token comes, each token's share becomes smaller. The pool still keeps a token's released memory for
+ * reuse, and a lease that fits the new share must not be refused because of it. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;

@@ -197,7 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns the share of `bound` that the caller with this Authorization header may use now. */
+/* Returns how much of the limit `bound` the caller with this Authorization header may use now. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

@@ -172,8 +172,7 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* Everything up to the limit is unpacked before the limit is reported, so a fault of the JSON in it is reported
- * first. */
+/* The bytes up to the limit must all be unpacked, because an error in their JSON is reported before the limit is. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };
