@@ -230,7 +230,7 @@ struct truth {
 };
 
 /* Computes the truth (results in float64) of the fixture's problem, and how far the fixture's results are from it.
- * Calls attn_truth_some() b->calls times and waits for the stream between two calls. */
+ * Waits for the stream between two calls of attn_truth_some(), and stores their number in b->calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the

@@ -87,7 +87,7 @@ void test_random_decoding_agrees_with_the_reference(void **state)
 }
 
 /* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
- * this test each call begins to read its inputs before the call before it has ended. */
+ * this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -147,8 +147,8 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* Counts the boxes that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this function
- * (tests/emulator/sm90.h); elsewhere it is NULL. */
+/* Counts the boxes (pieces of tensors) that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this
+ * function (tests/emulator/sm90.h); elsewhere it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
@@ -437,7 +437,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
 }
 
 /* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may distribute
- * the work to blocks in different ways. */
+ * the work to thread blocks in different ways. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
@@ -557,7 +557,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* a problem with this many queries: kernels do not use prefix_keys (the shared pages), although it is given */
+        /* with this many queries, kernels do not use prefix_keys (the shared pages), although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),

@@ -706,8 +706,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask hides queries from lts (start of the first hidden interval) on, and queries before ute (end of the
-         * second) */
+        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
+         * every query */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }

@@ -245,7 +245,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Keys in pages have the bits of keys without pages where the same kernel computes both. */
+/* Keys in pages must give the same bits as keys without pages if the same kernel computes both. The number of threads
+ * must not matter either. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

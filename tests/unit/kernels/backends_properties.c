@@ -652,7 +652,7 @@ void test_offsets_past_two_billion_elements(void **state)
  * in one block of device memory. Returns false if the device does not have that much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    /* number of elements between the starts of two tensors, because the tensors' rows interleave in memory */
+    /* distance in elements between the starts of two tensors, whose rows alternate in memory */
     enum { SLOT = 256 };
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
@@ -717,8 +717,8 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every family of
- * kernels is tested. */
+/* The last row of a tensor ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every
+ * family of kernels is tested. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {

@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each option that the functions below add must make a forward or a backward cost more. */
+/* The add_...() functions add one option each, which must make a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);

@@ -496,7 +496,7 @@ static void test_problems_that_are_computed_in_double_have_the_bits_of_the_refer
         }
 }
 
-/* One run may have problems for several kernels. Each problem must have the same bits as alone. */
+/* One run may have problems for several kernels. Each problem must have the same bits as in a run of its own. */
 static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 {
     enum { COUNT = ARRAY_SIZE(of_any_kind) };

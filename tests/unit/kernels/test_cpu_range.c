@@ -267,8 +267,8 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask hides queries from lts (start of the first hidden interval) on, and queries before ute (end of the
-         * second) */
+        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
+         * every query */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
@@ -410,7 +410,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* size of the largest score: both lse and the scores from which it is computed are rounded to 2^-24 of this */
+        /* size of the largest score; scores and lse may each have a rounding error of 2^-24 times this size */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;

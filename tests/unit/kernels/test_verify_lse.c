@@ -145,7 +145,7 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* Clients send back what the server answered, so the lse of its fastest kernels must pass. */
+/* Clients send back what the server answered, so the lse of the server's fastest kernels must pass the check. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;

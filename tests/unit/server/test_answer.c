@@ -444,8 +444,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If the only problem of a body that is no envelope {"requests": [...]} fails, the answer has that error's status
- * instead of 200. */
+/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer has the status of
+ * its error instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

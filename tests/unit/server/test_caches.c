@@ -608,8 +608,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that can never fit is refused as too large. Earlier the message said that the pool was full although nothing
- * was in use, because it counted the step's own pages. */
+/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full
+ * although nothing was in use, because it counted the step's own pages. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -723,7 +723,7 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
-/* Names of 4096 sequences that would all fall into one bucket if the hash had no key. */
+/* Names of 4096 sequences (named caches) that would all fall into one bucket if the hash had no key. */
 static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
 {
     struct rig *rig = *state;
@@ -823,7 +823,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* A text that is no id at all must not be reported as an id of another process. */
+            /* the text must not be reported as an id of another process, because an id has hexadecimal digits only */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -1165,7 +1165,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Checks in how many caches each page occurs, and that the figures for one cache and for all caches agree with that. */
+/* Counts in how many caches each page occurs, and checks that the pool's figures agree. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];

@@ -51,7 +51,7 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
 }
 
 /* Returns a finished job that holds one ready context (saved forward) for each problem. Their ids go to id[i]. The
- * forward was answered, so its own reference to the job is gone. */
+ * forward was answered, so its request no longer holds the job. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {

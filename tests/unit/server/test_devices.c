@@ -868,8 +868,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows (callers' work) are on a device, a short batch may run there as a guest as soon as one of the flows
- * has been there for longer than the guest needs. */
+/* If several flows (callers' work) are on a device, a short batch may run beside them as a guest, but only after one of
+ * the flows has been there for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -1059,8 +1059,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that cannot be joined into one: they differ in an option, their lse has no multiple of 16 bytes, or a body
- * has two problems. Each of them is copied. */
+/* Problems that cannot be joined into one: they differ in an option, the size of their lse is no multiple of 16 bytes,
+ * or a body has two problems. Each of them is copied. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1144,8 +1144,8 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    for (int n = 0; n < 8; n++) /* both inline slots (for HTTP threads that compute) are free again, so this job runs */
-        assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
+    /* every inline slot (place for an HTTP thread that computes) is free again, so no try is refused */
+    for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
 }

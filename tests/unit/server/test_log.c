@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event the log says that it has left out: the sum over all lines that say this. */
+/* Returns how many lines of this event the log has left out: the sum of the numbers that it reports. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -271,7 +271,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* if log_event() waited for the reader, it would never return */
+    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, it would never return */
 
     /* When the reader goes on, the log reports how many lines were lost, and the call that closes the log ends. */
     static char pipe_text[1 << 16];

@@ -138,7 +138,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the loop go round twice, so that everything that was posted before this call has been handled. */
+/* Lets the server's loop go round twice, so that everything that was posted before this call has been handled. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -824,7 +824,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region of shared memory as its time allows. */
+/* In one turn the loop reads only as much of a region of shared memory as its time allows. The body is checked after
+ * the last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -1088,10 +1089,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* Each step on caches is examined when it comes, and earlier ones are not examined again. A step on a cache for which
- * an older step waits must wait behind that step:
- *
- *   a step writes a      rows a, b wait for it      row b waits behind them      row c begins at once */
+/* A step (a decode or an append) on a cache for which an older step waits must wait behind the older step. Here a step
+ * writes cache a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on
+ * cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1271,8 +1271,7 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* After a loss of its device, a problem would be queued again. Here the queue is full, so it is answered with an
- * error. */
+/* A problem whose device is lost is queued again. Here the queue is full, so the problem is answered with an error. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;

@@ -550,8 +550,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up gives it back at once. No body can cause
- * this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up must give the context back. No body can
+ * cause this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;

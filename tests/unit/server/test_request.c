@@ -32,7 +32,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has only the queue's slots for requests, two of each kind. */
+/* Makes a server that has nothing but slots for requests: two for bodies that arrive, and two for the queue. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };

@@ -19,8 +19,8 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* An extent (a leased block) holds what was asked for and wastes an eighth at most. Only in a block of few pages may
- * the rounding to a whole page waste more. */
+/* A leased block (extent) has the wanted size and wastes an eighth at most. Only a block of few pages may waste more,
+ * because its size is rounded to whole pages. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_unpack.c: compressed bodies have the same result however they are split, a message for each fault, and exact
- * limits. */
+/* test_unpack.c: tests of compressed bodies: the result does not depend on how a body is split, each fault has its own
+ * message, and limits are exact. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
