@@ -278,7 +278,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query at the same relative position as this key */
+            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query whose relative position is that of key j */
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
             case MASK_DOCUMENT: lts = doc_end * Sq / Sk, ute = doc_start * Sq / Sk; break;
@@ -289,8 +289,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* ute (the end of the second hidden interval) is at most lts, or every query would be hidden half
-                     * of the time */
+                    /* if ute (the end of the second hidden interval) could be greater than lts, half of the keys would
+                     * be hidden from every query */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -887,7 +887,7 @@ static double half_unit(attn_dtype dtype, double x)
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
-    /* an absolute error of a score is a relative error of its P */
+    /* an absolute error of a score is a relative error of its probability P */
     const double exponent = 1 + fmin(fabs(score), FLT_MAX);
     if (result == TRUTH_OUT) return unit * exponent * v;
     if (result == TRUTH_LSE) return unit * exponent;
@@ -897,8 +897,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must equal
- * `nothing`. */
+/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must be 0,
+ * or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -1016,7 +1016,7 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    /* the last limit is so large because processors' bfloat16 products treat subnormal operands as 0 */
+    /* the last limit, 1.2e-38, is needed because processors' bfloat16 products treat subnormal operands as 0 */
     [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };

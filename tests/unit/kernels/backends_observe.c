@@ -200,7 +200,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* some problems share their call with a problem of another operation */
+        /* some problems are computed in one call with a problem of another operation */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -269,7 +269,8 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     fixture_clear(&plain), fixture_clear(&paged), fixture_clear(&single);
 }
 
-/* Where a forward without options runs on Hopper's kernels, an observe of the same q and k must do so too. */
+/* Where a forward without options runs on Hopper's kernels, an observe (a request for attention weights) of the same q
+ * and k must run on Hopper's kernels too. */
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
 {
     static const struct spec list[] = {

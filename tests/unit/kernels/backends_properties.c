@@ -36,8 +36,8 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for both operations, that family must be used for
- * both. */
+/* Environment variable ATTN_CUDA_FAMILY names a family of kernels. If the family has kernels for forward and backward,
+ * it must compute both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -75,7 +75,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* on a GPU there is no number of threads to change, so this test would only repeat others */
+    /* on a GPU there is no number of threads to change, so this test would only repeat other tests */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -217,7 +217,8 @@ static void copy_part(const struct fixture *whole, struct fixture *part, attn_te
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* A server packs the problems of several clients into one. Each client must get the bits of its own problem. */
+/* A server packs the problems of several clients into one. Each client must get the same bits as if its problem were
+ * computed alone. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -738,7 +739,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* the device does not have the memory for this test */
+            skip(); /* the device has too little memory for the test */
     }
 }
 
@@ -769,7 +770,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work that is queued in several steps must have the same bits as work queued at once. */
+/* Work that is queued in several steps (launches) must have the same bits as work queued at once. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -795,7 +796,7 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        fixtures_must_run(&bench, list, 2); /* run both problems together, so that their steps alternate */
+        fixtures_must_run(&bench, list, 2); /* runs both problems together, so that their steps (launches) alternate */
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
@@ -810,7 +811,7 @@ static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* the library does not read the lengths, so it assumes for each sequence the same share of the keys */
+    /* the library does not read the lengths, so it assumes that all sequences have equally many keys */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];

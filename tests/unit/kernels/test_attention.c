@@ -232,7 +232,8 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* attn_check() refuses a problem with 2^31 empty rows, but counting its work must not walk through the rows. */
+/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse this
+ * problem */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -345,11 +346,11 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* the plan was made anew, because out is not aligned any more */
+        /* out is not aligned at the new address, so the plan was made anew */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        /* a plan for another device must have a kernel of that device */
+        /* the plan is for another device now, so its kernel must be one of that device */
         assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
@@ -396,7 +397,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* without a keep_mask this option has no effect */
+    CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no effect without a keep_mask */
     CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
     CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* returns the counts if they are wrong, so that the test fails; otherwise frees them */
+        /* if the counts are wrong, returns them, which fails the test; otherwise frees them */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -119,7 +119,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the item before this one, as in a backward each chunk of keys waits for the one before it. */
+/* Waits until the item before this one is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -201,8 +201,8 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* waits until the third thread and only one of the first two compute; the test hangs if the two owners do not share
-     * the pool */
+    /* waits until the third thread computes and only one of the first two does; if the owners do not share the pool,
+     * the test hangs */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
@@ -223,8 +223,8 @@ enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 enum { LONG_PACKED = 5000, LONG_PADDED = 3000 };
 #endif
 
-/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long, and so is
- * its dtype. */
+/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long. Its dtype is
+ * random too. */
 static struct spec random_lengths(struct rng *r)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -340,7 +340,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* the windows of the rows of one tile begin in different tiles of keys */
+        /* the windows of rows in one tile of rows begin in different tiles of keys */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
@@ -388,7 +388,7 @@ static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash a
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* feature bits that the plan of the problem gets besides its own, so that another kernel is selected */
+    /* feature bits that are added to the problem's plan, so that another kernel is selected */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -465,8 +465,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* Some of these problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single
- * thread computes. */
+/* Some problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single thread
+ * computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),

@@ -412,7 +412,7 @@ static void test_times_between_streams(void **state)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* An object of device memory that "another process" lends: its handle, and the test's own view of it. */
+/* An object of device memory that "another process" lends: its handle, and the address at which the test sees it. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];
@@ -465,7 +465,7 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    /* the lent object was released, so a run that uses it loses the device */
+    /* the lent object was released, so a run that reads it fails with DEVICE_LOST */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);

@@ -41,7 +41,7 @@
 /* unused helpers are no warning, because a test may need only some of them */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* limit in ms on waiting for something that must happen; only a fault reaches it */
+enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reaches it fails */
 
 /* Waits until another thread makes `condition` true. */
 #define WAIT_UNTIL(condition)                                                            \
@@ -123,7 +123,7 @@ HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int
     fprintf(f, "]}");
 }
 
-/* Writes a JSON tensor of one head. */
+/* Writes a JSON tensor of one head. `salt` selects its numbers. */
 HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
 {
     put_heads(f, name, rows, 1, D, salt);
@@ -254,7 +254,8 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of problem `i` has the bits that a CPU device computes when it is called directly. */
+/* Checks that every output of problem `i` has the same bits as when the test itself runs the problem on a CPU
+ * device. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

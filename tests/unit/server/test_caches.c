@@ -21,7 +21,7 @@
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static int64_t late_s;    /* by how many seconds the test's clock is ahead of the real one */
+static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
 static int leap_in, by_s; /* after `leap_in` more readings, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
@@ -139,7 +139,8 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    memset(rig->memory, 0xee, POOL_BYTES); /* fills new memory with bytes that an earlier owner could have left */
+    /* fills new memory with bytes that are not 0, as if another program had used it before */
+    memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
     rig->other = caller_new();
@@ -280,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* this step fails on the device, so the positions that it appended do not count */
+    /* the device fails in this step, so the positions that it appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -309,7 +310,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    /* this append copies the second page, which another cache shares */
+    /* another cache shares the second page, so the append copies that page */
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
@@ -335,14 +336,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* the step looks up two caches, and a cache that it does not use is then deleted */
+    /* a step looks up two caches, and then a cache that it does not use is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* one of the step's own caches is deleted, so the step must fail */
+    /* a cache that the step uses is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -514,7 +515,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* this cache fills all pages of one device, and so has 64 page numbers (page-table entries) */
+    /* this cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
@@ -553,7 +554,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* the device is asked for memory again, because some may have become free */
+        /* in each round the pool may ask the device for memory again, because some may have become free */
+        refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -713,8 +715,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* Starting a sequence (a named cache of KServe) replaces the caller's own sequence of that name, but not another
-     * caller's. */
+    /* Starting a sequence (a named cache of KServe) replaces an older sequence of that name of the same caller, but not
+     * another caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -765,7 +767,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five equal hashes among these names happen once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five of these names have equal hashes once in 10^16 runs */
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -852,8 +854,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a step that had to wait in an earlier scan of the queue, and was not tried in this one, does not make later steps
-     * wait */
+    /* a step that waited in an earlier scan of the queue but was not tried in the present scan must not make later
+     * steps wait */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -931,7 +933,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* a step still reads the cut pages, so they stay */
+    assert_int_equal(info.pages, 2); /* a step still reads the pages behind the new end, so the pool keeps them */
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -944,7 +946,8 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    assert_int_equal(totals.pages, 2); /* the device still writes to these pages, so they stay */
+    /* the device still writes to the deleted cache's pages, so the pool keeps them */
+    assert_int_equal(totals.pages, 2);
     end(&t, true);
 }
 
@@ -959,7 +962,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to the cache */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to cache a when it is lost */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -1079,7 +1082,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* the table of reference counts, with one for each page and one more, gets no memory */
+    /* calloc() refuses the memory for the pool's table of reference counts */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1140,7 +1143,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* while the driver takes its time, other calls (as from /metrics and the loop) must not wait for it */
+    /* other calls (as from /metrics and the loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */

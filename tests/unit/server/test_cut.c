@@ -75,7 +75,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the job's sums over queries, if it will need some. */
+/* Reserves memory for the job's sums over queries, if its problem has any. */
 static void reserve(struct site *s, struct job *job)
 {
     attn_error err = { 0 };
@@ -186,7 +186,8 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns the number of parts; 1 means that it was not cut. */
+/* Runs the problem over all devices of the site. Returns into how many parts the problem was cut; 1 means that it was
+ * not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -231,8 +232,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* problems with gradients of a bias that all heads share cannot be cut, but over half of these random problems
-     * can */
+    /* a problem with gradients of a bias that all heads share cannot be cut; over half of the random problems can be
+     * cut */
     assert_true(whole_ones < tried / 2);
 }
 
@@ -311,7 +312,8 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Sums are rounded by sums.c as by dtype.h: all exponents, both signs, ties, infinity and NaN. */
+/* sums.c must round sums as dtype.h does. The sums have all exponents and both signs, and there are ties, infinity and
+ * NaN. */
 static void test_sums_are_rounded_as_elsewhere(void **state)
 {
     enum { NUMBERS = 1 << 19 };
@@ -486,13 +488,13 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* six heads make at most three parts of two heads each, so the fourth device stays unused */
+    /* three devices get two of the six heads each; with a fourth device the longest part would not be shorter */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 never ends its batches, of which it has as many as one flow (caller) may have */
+    /* device 2 never ends its batches; it has as many batches as one flow (one caller's work) may have on a device */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;

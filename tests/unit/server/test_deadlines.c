@@ -1,4 +1,4 @@
-/* test_deadlines.c: the heap of deadlines finds the same earliest one as a plain search. */
+/* test_deadlines.c: tests that the heap of deadlines finds the same earliest deadline as a search of all of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -89,7 +89,7 @@ static void test_values(void **state)
     /* a value with white space behind it is copied; the copy and its NUL fill the room for copies exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* "a " ends in white space and needs a copy too, for which no room is left */
+    /* a value that ends in white space must be copied, and no room is left for the copy of "a " */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");

@@ -1,4 +1,4 @@
-/* test_http_threads.c: which HTTP thread gets a new connection, and when the threads are pinned to their cores. */
+/* test_http_threads.c: tests which HTTP thread gets a new connection, and when threads are pinned to their cores. */
 #include "server/http/http_threads.h"
 
 #include <pthread.h>
@@ -49,7 +49,7 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* without a list of cores, threads belong to no core, however many this machine has */
+    /* without a list of cores, threads belong to no core, however many cores the machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -69,7 +69,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* the code under test needs only the number of cores, so the test chooses it */
+    threads.cores = 2; /* this machine may have any number of cores; the code under test only sees 2 */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
@@ -174,7 +174,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    /* only 50 ms later it is too early to measure again, so nothing changes */
+    /* 50 ms later it is too early to measure the load again, so nothing changes */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 100); /* the load is uneven in one measurement only, so nothing changes yet */
@@ -183,7 +183,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    /* the load changes again too soon after the last change, so the threads stay where they are */
+    /* the load changes too soon after the last move of threads, so the threads stay on their cores */
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;

@@ -341,15 +341,15 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            const proto_option *o = proto_options; /* `map` is both an option and an output, so it is skipped here */
+            /* `map` is an option and also an output; the loop over options below checks it */
+            const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            /* each schema has its own members: `context` is a member of the schema BackwardOfContext, and not of this
-             * one */
+            /* `context` is a member of another schema, BackwardOfContext */
             const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
@@ -695,7 +695,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* one kernel computes all merges (results over parts of the keys joined), and it is not in the table of
+        /* one kernel computes all merges (results over parts of the keys joined), so merges are not in the table of
          * kernels */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));

@@ -136,7 +136,7 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    /* an id is a string in JSON, even if it has only digits */
+    /* the log writes an id as a JSON string, even if the id has only digits */
     assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
@@ -371,7 +371,7 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     const int http = count_of(text, " WARN http text=");
     assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* the log allows 20 of these lines per second, and the test takes two seconds at most */
+    /* repeats until all lines were written in one second, because the log reports omitted lines in the next second */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -425,7 +425,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* this line reports lines that were lost in an earlier test, so it does not count here */
+            continue; /* this line counts lines that were lost in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

@@ -197,7 +197,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* normally only a request in an inline slot (computed by an HTTP thread) has this state */
+    /* in the server, only a request that an HTTP thread computes itself has the state COMPUTING */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -428,7 +428,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the saved tensors take one block of memory, and a small backward takes another */
+    /* the saved tensors take one block of memory; a small backward will take another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -444,7 +444,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the job's memory is free */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* after the late backward, the context (saved forward) can be used again */
+    /* after the late backward, another backward can use the context (saved forward) */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -502,7 +502,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks libuv's only thread until gate_open(&s->pool). Call it before start(). */
+/* Blocks the only thread of libuv's thread pool until gate_open(&s->pool). Call it before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -869,7 +869,7 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop serves other requests while the long body is checked */
+    assert_ok(s, posted_forward(s)); /* the loop serves other requests while another thread checks the long body */
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -880,7 +880,8 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If an envelope {"requests": [...]} is itself invalid, the whole request is refused, not only its problems. */
+    /* If an envelope {"requests": [...]} is itself invalid, there is one error for the whole request, not one for each
+     * problem. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
@@ -946,7 +947,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_ok(s, posted_forward(s)); /* this request comes on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* the loop ends when the last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -977,7 +978,8 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(end(s, false), 0); /* the device still has four batches, for which no client waits */
+    /* the server ends although the device still has four batches, because no client waits for them */
+    assert_int_equal(end(s, false), 0);
 }
 
 static void test_a_drain_ends_when_its_time_is_over(void **state)
@@ -1159,7 +1161,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    /* the device may still write to this memory, so it is not free */
+    /* the device may still write to the memory of the job's outputs, so the memory stays leased */
     assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
@@ -1192,7 +1194,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that exactly these devices computed it. */
+/* Checks that the answer is right, and that these devices and no others computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1288,7 +1290,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* another device may already compute the other part of the problem, so the problem waits for it */
+    /* a device may already compute the other part of the problem; the server waits for that part before it gives the
+     * error */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1348,7 +1351,8 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    for (int before = 0; before < 2; before++) { /* before: number of batches that get memory before one gets none */
+    /* before: number of batches that get memory before a batch gets none */
+    for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
         atomic_store(&refused_bytes, sizeof(struct batch) + sizeof(struct job *));
@@ -1357,7 +1361,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of its parts, a problem is not cut */
+    /* without memory for the list of a problem's parts, the problem is not cut */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

@@ -1,5 +1,5 @@
-/* test_refusal.c: answers that bypass the web server. They are compared word for word, complete, and sent without
- * blocking. */
+/* test_refusal.c: tests of answers that bypass the web server: their text, word for word, and that sending never
+ * blocks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -61,7 +61,7 @@ static int holders(const struct object *o)
     return count;
 }
 
-/* Waits until the thread that closes released objects has closed this one. */
+/* Waits until the server's thread that closes released objects has closed the object. */
 static void wait_until_closed(const struct object *o)
 {
     const int64_t until_ms = clock_ms() + 60000;
@@ -130,7 +130,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* the table still has a region of shared memory when it is freed */
+    regions_free(r); /* regions_free() must also free a region of shared memory that is still registered */
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -307,7 +307,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* this call still reads the 10 bytes that the object has behind the first piece; the next call finds none */
+    /* the object ends 10 bytes behind the first piece; this call still reads them, and the next call finds no bytes */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -441,7 +441,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* q is memory of a GPU, which is read in place when the job runs, so its use is not dropped */
+    /* a GPU's memory is read in place when the job runs, so the use of q must not be dropped before */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -464,7 +464,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* two names may belong to the same memory */
+    /* one block of memory may be registered under two names */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {

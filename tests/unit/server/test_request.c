@@ -74,8 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* waiting requests and receiving requests have separate slots: a request that gets a waiting slot gives up its
-     * receiving slot */
+    /* a request has a receiving slot first; when it gets a waiting slot, it gives up its receiving slot */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);

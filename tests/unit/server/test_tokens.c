@@ -1,4 +1,4 @@
-/* The token file: how it is read, and which tokens are accepted. */
+/* test_tokens.c: tests of the token file: how the server reads it, and which tokens it accepts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

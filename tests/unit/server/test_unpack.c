@@ -53,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every further call must give the same error */
+    if (status != ATTN_OK) { /* every call after the failed one must give the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
