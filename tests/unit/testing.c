@@ -1197,7 +1197,7 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
 }
 
 /* If out has at most this many numbers, all of them may be results of sums that cancel. Then even the largest of them
- * does not tell how large the terms were, and thus the error. */
+ * does not tell how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
 /* Moves each number of v up or down by about one unit in its last place. This changes out at least as much as rounding

@@ -10,9 +10,9 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that split the keys do so at multiples of 128 to 2048 keys. A row is a query of one head; the rows of all
- * heads with the same keys count together. Kernels treat up to 16 rows, up to 64 rows and more rows differently. The
- * test has lengths and row counts on both sides of every limit. */
+/* Tests lengths and row counts on both sides of every limit. Backends split the keys at multiples of 128 to 2048 keys.
+ * Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all heads that share a key/value
+ * head count as rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };

@@ -31,7 +31,7 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
 }
 
 /* Returns whether this problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may
- * be summed in any order, because its bits then vary. */
+ * be summed in any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -213,8 +213,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (Elsewhere tolerances
- * grow with scores, so that such an error would pass.) Scores are up to 1e4 to 1e9, on both sides of the limit above
- * which a kernel's exponentials are relative to a rounded maximum. */
+ * grow with scores, so that a wrong value would pass.) The largest scores are 1e4 to 1e9, on both sides of the limit
+ * above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };

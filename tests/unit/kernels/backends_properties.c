@@ -97,8 +97,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is the sum of several blocks' results, added in a fixed order or in any order. In a fixed
- * order the bits must be the same each time. */
+/* Tests gradients whose dq is the sum of the results of several thread blocks, added in a fixed order or in any order.
+ * In a fixed order the bits must be the same each time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -389,7 +389,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 enum { MOST_PARTS = 4 };
 
 /* Runs queries [first, end) of the fixture's problem. Its sums over queries are written as float32 to memory of their
- * own, and added to `sums`. Returns false if another kernel would compute them than in `whole`. */
+ * own, and added to `sums`. Returns false if these queries alone would use another kernel than `whole`, the plan of the
+ * whole problem. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -412,7 +413,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
- * and that its sums over queries are right. Returns false if the parts use other kernels than the whole. */
+ * and that its gradients that are sums over queries are right. Returns false if the parts use other kernels than the
+ * whole. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];

@@ -185,7 +185,7 @@ static int at_work(struct computing *all, int count)
 }
 
 /* Two threads compute for one owner (a request) and a third thread for another owner. In a pool of two threads each
- * owner must get one. */
+ * owner must get one thread. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];

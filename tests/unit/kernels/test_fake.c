@@ -134,8 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges the results over two halves of the keys. Both have the same lse, so the result is their mean. The merge must
- * run in the stream's order and touch only the device's memory. */
+/* Merges the results over two halves of the keys. The halves have equal lse, so the result is their mean. The merge
+ * must run in the stream's order and touch only the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;

@@ -119,8 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* With float8 the tolerances are wide, but an lse in base 2 must still be found where a row has many keys. An observe
- * asks for attention weights and may be given an lse. */
+/* An observe (a request for attention weights) may be given an lse. If the lse is in base 2 instead of base e, the
+ * check must find that. With float8, whose tolerances are wide, it must do so in rows with many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {

@@ -1,6 +1,6 @@
-/* Answers without a connection: what the server gives libmicrohttpd (status, headers, body, and who owns that memory)
- * for tensors, problem documents and texts of handlers. The test replaces functions of libmicrohttpd (__wrap_..., see
- * the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
+/* test_answer.c: tests of answers without a connection: what the server gives libmicrohttpd (status, headers, body, and
+ * who owns the body's memory) for tensors, problem documents and texts of handlers. The test replaces functions of
+ * libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"

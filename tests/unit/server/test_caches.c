@@ -1,6 +1,6 @@
-/* Pages and caches (keys and values that stay on a device between requests): who owns which page, what a step (a decode
- * or an append) does, and that nothing is lost. The memory is real: the test copies and writes as a step demands, and
- * compares what a cache holds with a model, which is a sequence of numbers. */
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests): who owns which
+ * page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test copies and
+ * writes as a step demands, and compares what a cache holds with a model, which is a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -415,8 +415,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) has as many rows, and its table as many page numbers, as the limits allow. Each cache
- * then grows by a page before the step begins. */
+/* A step (a decode or an append) has the largest allowed number of rows, and its table has the largest allowed number
+ * of page numbers, counted after each of its caches has grown by a page. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -473,8 +473,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Caches that are made before they are filled are spread over all devices. In an earlier version all were placed on the
- * first device, which was full while three quarters of the memory was free. */
+/* Caches that are made before they are filled are spread over all devices. In an earlier version all caches were placed
+ * on the first device, which was full while three quarters of all memory was free. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;

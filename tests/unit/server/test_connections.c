@@ -1,5 +1,5 @@
-/* Which connections are too slow, and what the server sends them before it closes them. The test uses socket pairs
- * without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends them before it closes them. The
+ * test uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -194,8 +194,8 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that it has closed.
- * The server must notice. */
+/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that the connection is
+ * closed. The server must notice. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Batches (jobs that leave together) on devices: which device gets a batch, what comes back and when, whatever the
- * device does. The devices are those of the fake backend, with memory of their own. The test plays the part of the
- * server's loop. */
+/* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
+ * back and when, whatever the device does. The devices are those of the fake backend, with memory of their own. The
+ * test does what the server's loop does otherwise. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -686,7 +686,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 }
 
 /* A copy from the device fails with an error after which the device is usable, but earlier work of the stream has
- * failed with an error after which it is lost. The device counts as lost. */
+ * failed with an error after which a device is lost. The device counts as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;

@@ -364,8 +364,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* The schema of tensors is used for every tensor, and each use of it says the tensor's axes and dtypes. test_check.c
- * tests that attn_check() wants the same ranks. */
+/* The schema of tensors is used for every tensor. The description beside each use says the axes and dtypes of the
+ * tensor. test_check.c tests that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -403,8 +403,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Tensors of caches have shapes of their own. Earlier AppendRequest.k was described as "[B, Sk, Hk, D] ... with
- * page_table", which the server refuses. */
+/* Tensors of caches have shapes of their own. In an earlier version, AppendRequest.k was described as "[B, Sk, Hk, D]
+ * ... with page_table", which the server refuses. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -432,8 +432,9 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* A request that changes something may come from another site's page (403), or have options in its URL (400). The
- * operation infer may find no page for a sequence (507). The answer about a new resource has a header with its path. */
+/* The document must say which answers a request that changes something may get: 403 if another site's page sends it,
+ * 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer about a new
+ * resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;

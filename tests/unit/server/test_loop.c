@@ -527,8 +527,8 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request. The CPU verifies the same rows of the second, whose device cannot
- * compute results in float64 ("truth"). */
+/* The device verifies all rows of the first request. The CPU verifies all rows of the second request, whose device
+ * cannot compute results in float64 ("truth"). */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -846,8 +846,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. It has more names
- * and shapes than an HTTP thread checks itself. */
+/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has
+ * more names and shapes than an HTTP thread checks itself. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -1049,7 +1049,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
 }
 
 /* A step (a decode or an append) was computed and its answer is being measured when its client leaves, so nothing is
- * appended to the cache. The next step on the cache must wait until that is certain. */
+ * appended to the cache. The next step on the cache must wait until it is certain whether anything is appended. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1301,8 +1301,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* After the deadline of a problem in parts, the answer does not wait for the devices. The parts keep their memory until
- * their devices are done. */
+/* If the deadline of a problem passes that was cut into parts, the answer does not wait for the devices. The parts keep
+ * their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;

@@ -106,8 +106,8 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Which jobs leave together. A letter is a job, in order of arrival. Jobs with the same letter are of one kind; a '-'
- * is never joined with others. */
+/* Tests which jobs leave the queue together. In `waiting` each letter is a job, in order of arrival. Jobs with equal
+ * letters are of one kind; a '-' never leaves with other jobs. */
 static void test_batches(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Regions of shared memory: which are accepted into the table, which caller sees a region, how long it lives, and how
- * objects that change at the same time are read and written in pieces. */
+/* test_regions.c: tests of regions of shared memory: which are accepted into the table, which caller sees a region, how
+ * long it lives, and how objects that change at the same time are read and written in pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

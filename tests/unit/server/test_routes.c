@@ -83,8 +83,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation as its row in proto_operations[] says, and clients use its route. Every
- * operation has a route with its name and path. */
+/* Messages and the log name an operation by its row in proto_operations[], and clients by its route. Every operation
+ * must therefore have a route with its name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The staging pool (memory of request bodies): its limit, the memory that it keeps for reuse, growing blocks, and use
- * by several threads. */
+/* test_staging.c: tests of the staging pool (memory of request bodies): its limit, the memory that it keeps for reuse,
+ * growing blocks, and use by several threads. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -323,7 +323,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
 }
 
 /* When another token comes, each token's share becomes smaller. The pool still keeps a token's released memory for
- * reuse, and a lease that fits the new share must not be refused because of it. */
+ * reuse, and a lease that fits the new share must not be refused because of that memory. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
