@@ -62,7 +62,7 @@ enum mask_kind {
     MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* n = 4: two hidden intervals that together hide everything, but neither does alone */
+    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, but neither does alone */
     MASK_KINDS
 };
 
@@ -106,7 +106,7 @@ struct spec {
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
-    double fp8_scale;        /* size of the float8 scales; 0: around 1 */
+    double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
     bool dlse, give_forward; /* backward: whether dlse is given; whether out and lse are given */
     bool no_dout;            /* dout is all zeros */
     int float_grads;  /* backward: gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */

@@ -10,7 +10,7 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs that need lse; if it is given, no kernel must compute it first */
+/* outputs for which a kernel must compute lse first, unless lse is given */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of

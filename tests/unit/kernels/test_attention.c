@@ -257,7 +257,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* work for the scores of 8 queries and 4 keys, in pairs of a query and a key */
+        /* expected work for scores of 8 queries and 4 keys, counted in pairs of a query and a key */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },

@@ -31,7 +31,7 @@ static struct {
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-static bool no_response; /* makes the next attempt to create a response from a buffer fail */
+static bool no_response; /* true: the next attempt to create a response from a buffer fails */
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);

@@ -842,7 +842,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a cache that no scan of the queue has seen yet must not count as seen by scan 0 */
+    /* a new cache, which no scan of the queue has reached, must not look as if scan 0 had reached it */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -1168,7 +1168,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Counts in how many caches each page occurs, and checks that the pool's figures agree. */
+/* Counts in how many caches each page occurs, and checks that the pool's own figures are the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];

@@ -970,7 +970,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
         { 5, "", INLINE_DONE },
         { 5, "\"verify\": 1", INLINE_NOT },
         { 5, "\"save\": true", INLINE_NOT },
-        /* 2 * 64 * 2 * 1500^2 operations (D is padded to 64), more than an inline slot takes */
+        /* 2 * 64 * 2 * 1500^2 operations (D is padded to 64), more than an HTTP thread may compute itself */
         { 1500, "", INLINE_NOT },
         { 5000, "\"encoding\": \"array\"", INLINE_NOT },
     };

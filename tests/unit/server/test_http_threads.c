@@ -226,7 +226,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the wait before has not consumed the event */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the previous wait has not consumed the event */
     pthread_join(writer, NULL);
     close(events);
     close(set);

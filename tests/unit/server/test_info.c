@@ -141,7 +141,7 @@ static void test_every_route_and_method_is_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Routes that exist only with an option are documented only with that option. */
+/* Routes that exist only with an option of the command line are documented only with that option. */
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
@@ -674,7 +674,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* a figure that is not known is left out */
+    /* /v1/info omits a figure of a device that is not known */
+    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);

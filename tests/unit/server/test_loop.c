@@ -27,7 +27,8 @@ struct scene {
     struct config config;
     struct server server; /* on_resume() finds the scene from the address of this member */
     struct gate gate;
-    uv_work_t blocker; /* work that occupies libuv's only thread until the test deletes the file of the gate `pool` */
+    /* work that occupies the only thread of libuv's pool until the test deletes the file of the gate `pool` */
+    uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
     int exit_status;
@@ -205,7 +206,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted yet. */
+/* Returns a request whose body was checked, and which is not posted to the loop yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -416,8 +417,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves in the turn of the loop in which its request arrives. Deadlines are checked in the next turn, and a
- * running batch does not delay their answers. */
+/* A batch leaves for its device in the turn of the loop in which its request arrives. Deadlines are checked in the next
+ * turn: the request is answered then, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;

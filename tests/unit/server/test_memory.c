@@ -1,5 +1,5 @@
-/* Mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large batch is found, and in
- * few steps. */
+/* test_memory.c: tests of mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large
+ * batch is found, and in few steps. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"

@@ -75,7 +75,7 @@ static char *page_text(enum page which)
     return page;
 }
 
-/* Checks that the policy contains the hash of the page's only style or script. */
+/* Checks that the page's Content-Security-Policy contains the hash of its only style or script. */
 static void check_policy(enum page which, const char *element)
 {
     char open[16], shut[16], want[96], hash[48];

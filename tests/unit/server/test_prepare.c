@@ -29,7 +29,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job that was prepared successfully. */
+/* Returns a job for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -351,7 +351,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 /* ---- Verifying --------------------------------------------------------------------------------------------------- */
 
 /* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
- * verify 2048 of them. The numbers are not read. */
+ * verify 2048 of them. Nothing reads the tensors. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));

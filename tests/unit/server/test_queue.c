@@ -1,4 +1,5 @@
-/* The queue: which requests are admitted, and which jobs leave together, without devices or sockets. */
+/* test_queue.c: tests of the queue, without devices or sockets: which requests it admits, and which jobs leave it
+ * together. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -158,7 +159,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    /* three jobs fit and four do not: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 operations */
+    /* a batch may have at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
     assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
@@ -424,7 +425,8 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work are queued, so the answer is 5 s */
+    /* 4.5 s of work are queued, so clients are told to try again after 5 s */
+    assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);
     assert_int_equal(queue_retry_after_s(&q, 1), 30);

@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* the name is cut after 31 characters of 2 bytes each; the limit has room for half a character more */
+    /* a name has at most 63 bytes; the 32nd character of 2 bytes does not fit */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
