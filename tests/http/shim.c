@@ -39,7 +39,7 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-/* only the buffers of a connection make libmicrohttpd allocate this many bytes or more */
+/* libmicrohttpd allocates this many bytes or more only for the buffers of a connection */
 enum { POOL_BYTES = 64 << 10 };
 
 static uintptr_t first, last; /* its code */
@@ -98,7 +98,8 @@ static bool is_library(const void *caller)
 void *calloc(size_t count, size_t size)
 {
     static void *(*real)(size_t, size_t);
-    static char early[4096]; /* memory that dlsym() gets before this library knows the real malloc() */
+    /* memory for dlsym(), which may allocate before this library knows the address of the real malloc() */
+    static char early[4096];
     static size_t used;
     static __thread bool looking;
     if (real == NULL) {

@@ -174,7 +174,7 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    /* inputs that not only a backward reads get the strides of a part of a larger tensor */
+    /* inputs that a forward reads too get the strides of a part of a larger tensor */
     else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
@@ -278,7 +278,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query at the same relative position as this key */
+            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query whose relative position is that of key j */
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
             case MASK_DOCUMENT: lts = doc_end * Sq / Sk, ute = doc_start * Sq / Sk; break;
@@ -289,8 +289,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* limits ute (the end of the second hidden interval), because otherwise every query would be hidden
-                     * half of the time */
+                    /* if ute (the end of the second hidden interval) could be greater than lts, half of the keys would
+                     * be hidden from every query */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -362,8 +362,8 @@ UNWATCHED static void poison_padding(struct fixture *f)
     }
 }
 
-/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. Slots without a key keep
- * the poison, and so do the entries of page_table that name no page with keys. */
+/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. The bytes of slots
+ * without a key, and of unused entries of page_table, stay 0xff. */
 UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -384,8 +384,8 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* for packed queries: `from` (the problem before its keys moved to pages) still reads the old seqlens_k, which is
-     * freed at the end */
+    /* for packed queries: the old seqlens_k is freed at the end, because `from` (the problem before its keys moved to
+     * pages) still reads it */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -887,7 +887,7 @@ static double half_unit(attn_dtype dtype, double x)
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
-    /* an absolute error of a score is a relative error of its P */
+    /* an absolute error of a score is a relative error of its probability P */
     const double exponent = 1 + fmin(fabs(score), FLT_MAX);
     if (result == TRUTH_OUT) return unit * exponent * v;
     if (result == TRUTH_LSE) return unit * exponent;
@@ -897,8 +897,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must equal
- * `nothing`. */
+/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must be 0,
+ * or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -952,8 +952,9 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* A number close to the middle between two numbers of the dtype may round to the other one. In float32 this is
-     * rare, except for averages (a scale of 0), which often lie in the middle. */
+    /* The device and the reference may round a number in opposite directions if it is near the middle between two
+     * numbers of the dtype. In float32 this is rare, except for averages (a scale of 0), which often lie in the
+     * middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1015,7 +1016,7 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    /* the processors' bfloat16 products treat subnormal operands as 0 */
+    /* the last limit, 1.2e-38, is needed because processors' bfloat16 products treat subnormal operands as 0 */
     [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };
@@ -1196,11 +1197,11 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
 }
 
 /* If out has at most this many numbers, all of them may be results of sums that cancel. Then even the largest of them
- * does not tell how large the terms were, and thus the error. */
+ * does not tell how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each value up or down by about a unit in its last place. This changes out at least as much as rounding P to the
- * values' dtype does. */
+/* Moves each number of v up or down by about one unit in its last place. This changes out at least as much as rounding
+ * P to v's dtype does. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1223,8 +1224,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* the truth (float64 results) from a backward that gets rounded out and lse, if `want` does not; otherwise from one
-     * that does not */
+    /* computes the truth (float64 results) in the way in which `want` was not computed: a backward that is given
+     * rounded out and lse, or one that computes them */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

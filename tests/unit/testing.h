@@ -58,11 +58,11 @@ enum { SPEC_SEQUENCES = 12 };
 
 /* How the bounds of a FlashMask (mask_startend_rows) are made. */
 enum mask_kind {
-    MASK_RANDOM,   /* random bounds, which may be empty or hide all queries */
+    MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
     MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* n = 4: two hidden intervals that together hide everything, but neither does alone */
+    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, but neither does alone */
     MASK_KINDS
 };
 
@@ -89,7 +89,7 @@ struct spec {
     int alibi;                /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
     int bias, keep_mask;      /* 0 none; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
     double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
-    int keep_tail;   /* 0: keep_mask covers all keys; otherwise it covers only this many, the last of each row */
+    int keep_tail;   /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys of each row */
     int mask_bounds; /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
     int mask_heads;  /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
@@ -106,7 +106,7 @@ struct spec {
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
-    double fp8_scale;        /* size of the float8 scales; 0: around 1 */
+    double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
     bool dlse, give_forward; /* backward: whether dlse is given; whether out and lse are given */
     bool no_dout;            /* dout is all zeros */
     int float_grads;  /* backward: gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
@@ -121,7 +121,7 @@ struct spec {
     bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* one key (1) or one value (2) that some queries see is NaN */
-    /* observe: the wanted outputs, as bits; 0: all. The queries and keys that it looks at come from data_seed */
+    /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */
     uint64_t observe;
     bool given_lse;   /* observe (a request for attention weights): lse is given */
     bool many_blocks; /* the backward takes ten seconds or more on the emulator */
@@ -161,7 +161,7 @@ void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
 /* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
  * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* Makes the same problem with the same data and its own outputs, to be run by another backend. */
+/* Makes another problem with the same data and with outputs of its own, to be run by another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
 /* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
@@ -172,7 +172,7 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits that the plan of every problem gets besides its own, so that other kernels are selected */
+    /* feature bits that are added to the plan of every problem, so that other kernels are selected */
     uint64_t also;
     bool in_steps; /* problems are run by attn_run_some(), and the stream is waited for between two calls */
     int64_t calls; /* number of calls of attn_run_some() that the last run took */
@@ -230,7 +230,7 @@ struct truth {
 };
 
 /* Computes the truth (results in float64) of the fixture's problem, and how far the fixture's results are from it.
- * Calls attn_truth_some() b->calls times and waits for the stream between two calls. */
+ * Waits for the stream between two calls of attn_truth_some(), and stores their number in b->calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the

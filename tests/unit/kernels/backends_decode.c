@@ -10,9 +10,9 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that split the keys do so at multiples of 128 to 2048 keys. A row is a query of one head; the rows of all
- * heads with the same keys count together. Kernels treat up to 16 rows, up to 64 rows and more rows differently. The
- * test has lengths and row counts on both sides of every limit. */
+/* Tests lengths and row counts on both sides of every limit. Backends split the keys at multiples of 128 to 2048 keys.
+ * Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all heads that share a key/value
+ * head count as rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -45,7 +45,7 @@ void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **
     assert_int_equal(failed, 0);
 }
 
-/* Does what random_spec() does, but with few rows and many keys. */
+/* Returns a random problem like those of random_spec(), but with few rows and many keys. */
 static struct spec random_decode_spec(uint64_t seed)
 {
     struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
@@ -60,7 +60,7 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    /* some sequences have few rows, others many, because kernels treat these differently */
+    /* some sequences have few rows and others many, because kernels treat few and many rows differently */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -87,7 +87,7 @@ void test_random_decoding_agrees_with_the_reference(void **state)
 }
 
 /* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
- * this test each call begins to read its inputs before the call before it has ended. */
+ * this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -111,7 +111,7 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Returns whether the same kernel computes these two problems on this backend. */
+/* Returns whether the same kernel computes problems a and b on the backend under test. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -147,12 +147,13 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* Counts the boxes that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this function
- * (tests/emulator/sm90.h); elsewhere it is NULL. */
+/* Counts the boxes (pieces of tensors) that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this
+ * function (tests/emulator/sm90.h); elsewhere it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns the number of boxes that the copy engine (TMA) loaded, or 0 if not on the emulator. */
+/* Runs the problem. Returns how many boxes (pieces of a tensor) the copy engine (TMA) loaded, or 0 if not on the
+ * emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -282,7 +283,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Copies one row of a batch to a problem of its own. Its page table is wider than that of the batch by `more` pages. */
+/* Copies one row of a batch to a problem of its own, whose page table is wider than the batch's by `more` pages. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -354,8 +355,7 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* if the device has its own memory, k and v get separate copies there, although they share memory in this
-         * test */
+        /* if the device has its own memory, k and v get separate copies there, although they share host memory */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -436,13 +436,13 @@ void test_latent_attention_agrees_with_the_reference(void **state)
 }
 
 /* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may distribute
- * the work to blocks in different ways. */
+ * the work to thread blocks in different ways. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* the grid for this problem has more blocks than a GPU runs at the same time */
+        /* this problem has more thread blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
@@ -488,7 +488,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* the first SHARED pages are the same in all rows; the others begin anywhere, so that they overlap as well */
+        /* all rows share their first SHARED pages; their other pages begin at any slot, so that pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
@@ -556,7 +556,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* a problem with this many queries: kernels do not use prefix_keys (the shared pages), although it is given */
+        /* with this many queries, kernels do not use prefix_keys (the shared pages), although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),

@@ -333,7 +333,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* These problems run forward only, because the gradients of scores and values of this size overflow their dtype. */
+/* Problems with huge scores and values. They run forward only, because their gradients overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* In scores of this size, a product of a score and a factor may be rounded, or stay exact inside a fused
@@ -603,8 +603,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Tests options that have a number for each pair of a query and a key, alone and together, and ALiBi; in a backward
- * also their gradients. */
+/* Problems with options that have a number for each pair of a query and a key, and with ALiBi, must not fall back to a
+ * slow kernel. Neither may backwards with the gradients of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -642,7 +642,8 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages (PAGES(n)). Batch rows then have any length up to Sk, a multiple of the page size. */
+/* Puts keys and values in pages of this many slots. Sk becomes a multiple of the page size, and batch rows have any
+ * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {
     s->page_size = (int)page_size;

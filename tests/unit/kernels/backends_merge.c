@@ -48,7 +48,7 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part. lse_at() returns the offset in its lse
+/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part of the keys. lse_at() does so for the lse
  * tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
@@ -135,7 +135,7 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Merges in every dtype and layout. Lengths are on both sides of the number of elements that a loop handles at a
+/* Tests merges in every dtype and layout. Lengths are on both sides of the number of elements that a loop handles at a
  * time. */
 void test_merged_parts_are_the_whole(void **state)
 {
@@ -381,8 +381,9 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1; /* an empty part (its lse is -inf), which must get a gradient of 0 */
-    /* all parts of this row are empty, so only its sink counts */
+    /* part 1 is empty in row 4 (its lse is -inf), so its gradient there must be 0 */
+    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;
+    /* all parts of row 7 are empty, so only the row's sink counts */
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
     run_gradients(&g);
     for (int p = 0; p < GP; p++) {

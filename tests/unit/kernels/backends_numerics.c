@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* The result of comparing dq, dk and dv in float32 with the same gradients in the inputs' 16-bit dtype: how many
- * float32 numbers do not round to their 16-bit ones, how many need more than 16 bits, and the sums of both squared
- * errors. */
+/* The result of comparing dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32
+ * numbers do not round to their 16-bit ones, how many need more than 16 bits, and the sum of squared errors of either
+ * kind. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -31,7 +31,7 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
 }
 
 /* Returns whether this problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may
- * be summed in any order, because its bits then vary. */
+ * be summed in any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -98,9 +98,9 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin a block's next work (queries of a head) while it ends the present work. This must also work if the
- * queries of one of them see no keys, or if it has no queries. The problems of this test have more work than a device
- * runs at the same time, and some of the work has no keys or no queries. */
+/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. In these
+ * problems some of the work has no queries or sees no keys, and there is more work than a device runs at the same
+ * time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -128,8 +128,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* if the case has over 200 more queries than keys, Sq grows by more_keys like Sk, so that this stays
-             * true */
+            /* cases with over 200 more queries than keys keep that difference: Sq grows by as much as Sk */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -137,8 +136,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes
- * (64 leaves the head size as the list has it). Problems with NaN also run with lse. */
+/* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes.
+ * Problems with NaN also run with lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -214,8 +213,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (Elsewhere tolerances
- * grow with scores, so that such an error would pass.) Scores are up to 1e4 to 1e9, on both sides of the limit above
- * which a kernel's exponentials are relative to a rounded maximum. */
+ * grow with scores, so that a wrong value would pass.) The largest scores are 1e4 to 1e9, on both sides of the limit
+ * above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -480,9 +479,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Scores beyond float32, rows of masks, one order of sums ------------------------------------------------------ */
-
-/* ---- Scores beyond float32, rows of masks, one order of sums ------------------------------------------------------ */
+/* ---- Scores beyond float32, rows of masks, one order of sums ----------------------------------------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 
@@ -709,15 +706,15 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* FlashMask hides queries from lts (start of the first hidden interval) on, and queries before ute (end of the
-         * second) */
+        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
+         * every query */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* With dout 1, dv of a key is exactly the number of rows that see only this key. The problems of this test are computed
- * in three ways: in tiles, in tiles with a separate kernel for dq, and row by row. */
+/* With dout 1, dv of a key is exactly the number of rows that see only this key. The kernels under test compute by
+ * tiles, by tiles with a separate kernel for dq, or row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

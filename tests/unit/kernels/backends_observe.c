@@ -10,7 +10,7 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* the outputs for which a given lse makes a pass over the rows unnecessary */
+/* outputs for which a kernel must compute lse first, unless lse is given */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of
@@ -200,7 +200,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* some problems share their call with a problem of another operation */
+        /* some problems are computed in one call with a problem of another operation */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -245,7 +245,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Keys in pages have the bits of keys without pages where the same kernel computes both. */
+/* Keys in pages must give the same bits as keys without pages if the same kernel computes both. The number of threads
+ * must not matter either. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);
@@ -268,7 +269,8 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     fixture_clear(&plain), fixture_clear(&paged), fixture_clear(&single);
 }
 
-/* Where a forward without options runs on Hopper's kernels, an observe of the same q and k must do so too. */
+/* Where a forward without options runs on Hopper's kernels, an observe (a request for attention weights) of the same q
+ * and k must run on Hopper's kernels too. */
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
 {
     static const struct spec list[] = {

@@ -36,8 +36,8 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for both operations, that family must be used for
- * both. */
+/* Environment variable ATTN_CUDA_FAMILY names a family of kernels. If the family has kernels for forward and backward,
+ * it must compute both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -75,7 +75,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* on a GPU there is no number of threads to change, so this test would only repeat others */
+    /* on a GPU there is no number of threads to change, so this test would only repeat other tests */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -97,8 +97,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is the sum of several blocks' results, added in a fixed order or in any order. In a fixed
- * order the bits must be the same each time. */
+/* Tests gradients whose dq is the sum of the results of several thread blocks, added in a fixed order or in any order.
+ * In a fixed order the bits must be the same each time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -217,7 +217,8 @@ static void copy_part(const struct fixture *whole, struct fixture *part, attn_te
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* A server packs the problems of several clients into one. Each client must get the bits of its own problem. */
+/* A server packs the problems of several clients into one. Each client must get the same bits as if its problem were
+ * computed alone. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -356,7 +357,7 @@ static void assert_same_bits_by_heads(const struct spec *s, int count, int *comp
     fixture_clear(&whole);
 }
 
-/* The heads of one problem may be computed in parts, as on several devices, and must have the same bits. */
+/* If the heads of one problem are computed in parts, as on several devices, the results must have the same bits. */
 void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -388,7 +389,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 enum { MOST_PARTS = 4 };
 
 /* Runs queries [first, end) of the fixture's problem. Its sums over queries are written as float32 to memory of their
- * own, and added to `sums`. Returns false if another kernel would compute them than in `whole`. */
+ * own, and added to `sums`. Returns false if these queries alone would use another kernel than `whole`, the plan of the
+ * whole problem. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -411,7 +413,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
- * and that its sums over queries are right. Returns false if the parts use other kernels than the whole. */
+ * and that its gradients that are sums over queries are right. Returns false if the parts use other kernels than the
+ * whole. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -448,7 +451,7 @@ static bool same_bits_by_queries(const struct spec *s, int count)
     return alike;
 }
 
-/* The queries of one problem may be computed in parts, as on several devices. */
+/* If the queries of one problem are computed in parts, as on several devices, the results must have the same bits. */
 void test_queries_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -606,7 +609,7 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        /* rounding cannot differ, because float32 represents this product exactly */
+        /* -4 v is exact in float32, so the factor causes no rounding */
         tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
@@ -648,11 +651,11 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits if its rows are `far` elements apart and all tensors lie in one block of
- * device memory. Returns false if the device does not have that much memory. */
+/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
+ * in one block of device memory. Returns false if the device does not have that much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    /* number of elements between the starts of two tensors, because the tensors' rows interleave in memory */
+    /* distance in elements between the starts of two tensors, whose rows alternate in memory */
     enum { SLOT = 256 };
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
@@ -717,8 +720,8 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every family of
- * kernels is tested. */
+/* The last row of a tensor ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every
+ * family of kernels is tested. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {
@@ -738,7 +741,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* the device does not have the memory for this test */
+            skip(); /* the device has too little memory for the test */
     }
 }
 
@@ -769,7 +772,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work that is queued in several steps must have the same bits as work queued at once. */
+/* Work that is queued in several steps (launches) must have the same bits as work queued at once. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -795,7 +798,7 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        fixtures_must_run(&bench, list, 2); /* run both problems together, so that their steps alternate */
+        fixtures_must_run(&bench, list, 2); /* runs both problems together, so that their steps (launches) alternate */
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
@@ -810,7 +813,7 @@ static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* the library does not read the lengths, so it assumes for each sequence the same share of the keys */
+    /* the library does not read the lengths, so it assumes that all sequences have equally many keys */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
@@ -878,8 +881,8 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
-/* Tests moves of memory of every length and alignment, in one call with more moves than one launch takes. One move is
- * long enough for several blocks. */
+/* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
+ * move is long enough for several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;

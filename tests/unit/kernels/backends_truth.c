@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). A backend that has none must say so. All others must refuse a call
- * without a workspace and a call with a cancelled stream. */
+/* Returns whether the backend has attn_truth_some(). A backend without it must return an error that says so. A backend
+ * with it must refuse a call without a workspace and a call with a cancelled stream. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of head sizes above 256. Kernels divide such heads into chunks of the D columns of q and k,
- * and of the Dv columns of v. */
+/* backends_wide.c: tests of head sizes above 256. Kernels divide heads of these sizes into chunks of the D columns of q
+ * and k, and of the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

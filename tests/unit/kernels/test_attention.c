@@ -232,7 +232,8 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* attn_check() refuses a problem with 2^31 empty rows, but counting its work must not walk through the rows. */
+/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse this
+ * problem */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -256,7 +257,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* cost of the scores of 8 queries and 4 keys; each key costs the same, except with a causal mask */
+        /* expected work for scores of 8 queries and 4 keys, counted in pairs of a query and a key */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -316,7 +317,8 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
     }
 }
 
-/* A plan must also serve the same problem at other addresses, unless the alignment of a tensor changes. */
+/* A plan (the choice of a kernel for a problem) must also serve the problem at other addresses, unless the alignment of
+ * a tensor changes. */
 static void test_a_plan_moves_with_its_problem(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -344,11 +346,11 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* the plan was made anew, because out is not aligned any more */
+        /* out is not aligned at the new address, so the plan was made anew */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        /* a plan for another device must have a kernel of that device */
+        /* the plan is for another device now, so its kernel must be one of that device */
         assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
@@ -357,8 +359,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. One
- * that is absent must set none. */
+/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. Absent
+ * tensors and options must set none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -395,9 +397,9 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* without a keep_mask this option has no effect */
+    CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no effect without a keep_mask */
     CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
-    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it is no feature */
+    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))

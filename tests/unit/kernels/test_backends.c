@@ -197,7 +197,7 @@ int main(void)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
         /* A pattern that matches no test at all is an error, which cmocka would count as a success. A pattern may match
-         * no test of this process's share. */
+         * only tests that another process runs. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

@@ -126,7 +126,7 @@ static void test_good_problems_pass(void **state)
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
     PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward of which no output is wanted */
-    PASSES(forward, p.out.data = p.lse.data = NULL); /* attn_check() runs before memory for the outputs is allocated */
+    PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
     PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
     /* a forward ignores dout, so a wrong dout is no error */
@@ -204,7 +204,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* the size of q itself is just below this limit */
+    /* q alone is below the limit of 2^61 elements, but its result is above */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -398,7 +398,7 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* both batch rows use the same memory; the second row reads more of it */
+    SAYS(paged, INVALID, "/page_table/data", /* batch rows 0 and 1 use the same pages, and row 1 reads more of them */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -429,7 +429,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* no hint that these numbers look like lengths, because their sum is not the number of rows of q */
+         /* the message does not say that these numbers look like lengths, because their sum is not the number of rows
+          * of q */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -459,7 +460,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     /* a single query over many keys: in bhsd, q has 1 head and k has 40 */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* here the message suggests no other layout: none fits these shapes, or the fault is not in the shapes */
+    /* the message suggests no layout: none fits these shapes, or the fault is not in the shapes */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -892,7 +893,7 @@ static void test_the_ranks_of_a_row_are_those_that_pass(void **state)
                 attn_problem p = with((attn_tensor_id)id, is_packed);
                 attn_error err = { 0 };
                 if (attn_check(&p, &err) != ATTN_OK) fail_msg("%s: %s", attn_tensors[id].name, err.text);
-                /* this tensor may have two ranks, and its gradient must have the same rank */
+                /* alibi_slopes may have rank 1 or 2, and its gradient must have the same rank */
                 if (axes->kind == ATTN_AXES_OPTIONAL && rank == 1) p.alibi_slopes = TENSOR(zeros, ATTN_F32, 8);
                 p.tensor[id].rank = rank;
                 if (!refuses_rank(&p, (attn_tensor_id)id)) pass |= 1u << rank;

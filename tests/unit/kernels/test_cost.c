@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each option that the functions below add must make a forward or a backward cost more. */
+/* The add_...() functions add one option each, which must make a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -195,14 +195,14 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* a thousand threads do not help, because there is too little work */
+    /* there is too little work for a thousand threads, so they are not a thousand times as fast */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
 }
 
 /* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a kernel that computes pair by pair, which
- * takes long. Tensor cores compute those of 16-bit inputs. */
+ * takes long. With 16-bit inputs, tensor cores compute these gradients. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -252,8 +252,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A block of a GPU's kernel has 128 rows of 64 columns, or 64 rows with options that change scores. A block that is not
- * full takes as long as a full one. */
+/* A thread block of a GPU's kernel computes 128 rows of queries with heads of 64 numbers, or 64 rows with options that
+ * change scores. A block with fewer rows or smaller heads takes as long as a full one. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -262,13 +262,13 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    /* a block with one row takes nearly as long as a block with all rows */
+    /* a thread block with one row of queries takes nearly as long as one with all its rows */
     assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
 }
 
-/* For head sizes above 256, each block of a GPU's kernel computes 256 columns of a result, and every block computes the
+/* For head sizes above 256, each thread block of a GPU's kernel computes 256 columns of a result, and computes all
  * scores again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
@@ -288,14 +288,15 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     free(wide);
 }
 
-/* On Hopper, a block of a forward with head sizes above 256 computes 512 columns of out. */
+/* On Hopper, a thread block of a forward with head sizes above 256 computes 512 columns of out. */
 static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    assert_true(ratio > 2.6 && ratio < 3.1); /* 2 * 1024 + 1024 columns, and 512 + 512 */
+    /* columns of products: 2 * 1024 + 1024 for a head size of 1024, and 512 + 512 for 512, which is a ratio of 3 */
+    assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
 }
@@ -345,7 +346,7 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* each key is seen by four queries */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
     /* the kernel "generic" of a GPU computes all tiles, also those that the mask hides */
@@ -392,7 +393,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* without the right to read k, attn_strange_of() cannot find costly rows (whose scores leave float32's range) */
+    /* an attn_strange_of() that may not read k cannot find costly rows (whose scores leave float32's range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -416,15 +417,14 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* rows are strange (not computed like others) beyond a limit: a score of -1e30 is within the CPU's limit of 5.8e37,
-     * but beyond a GPU's limit of 2^27 */
+    /* a score of -1e30 is in the range that a CPU's kernel computes at once (5.8e37), but not in a GPU's (2^27) */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so no row is strange */
+    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts none */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key, so no row is strange */
+    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts none */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -492,7 +492,7 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* one key has numbers near 1e9, so all rows that see this key are computed again */
+    /* the last key has numbers near 1e9, so all rows that see the last key are computed again */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;

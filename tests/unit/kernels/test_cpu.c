@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* if an item was not computed exactly once, the counts are returned instead of freed, and the test fails */
+        /* if the counts are wrong, returns them, which fails the test; otherwise frees them */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -106,8 +106,9 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for `other` */
-        pool_begin(pool, &own, &own, NULL);     /* takes the second thread for `own`, so that no worker is left */
+        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for the owner `other` */
+        /* takes the pool's second thread for the owner `own`, so that no thread is free */
+        pool_begin(pool, &own, &own, NULL);
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);
@@ -118,7 +119,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the item before this one, as in a backward each chunk of keys waits for the one before it. */
+/* Waits until the item before this one is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -184,7 +185,7 @@ static int at_work(struct computing *all, int count)
 }
 
 /* Two threads compute for one owner (a request) and a third thread for another owner. In a pool of two threads each
- * owner must get one. */
+ * owner must get one thread. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];
@@ -200,12 +201,12 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* waits until the third thread and only one of the first two compute; the test hangs if the two owners do not share
-     * the pool */
+    /* waits until the third thread computes and only one of the first two does; if the owners do not share the pool,
+     * the test hangs */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* waits until the paused one of the first two threads computes again */
+    while (at_work(all, 2) != 2) continue; /* waits until both of the first two threads compute */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -222,8 +223,8 @@ enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 enum { LONG_PACKED = 5000, LONG_PADDED = 3000 };
 #endif
 
-/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long, and so is
- * its dtype. */
+/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long. Its dtype is
+ * random too. */
 static struct spec random_lengths(struct rng *r)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -339,7 +340,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* the windows of the rows of one tile begin in different tiles of keys */
+        /* the windows of rows in one tile of rows begin in different tiles of keys */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
@@ -387,7 +388,7 @@ static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash a
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* feature bits that the plan of the problem gets besides its own, so that another kernel is selected */
+    /* feature bits that are added to the problem's plan, so that another kernel is selected */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -439,7 +440,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* without a flag to heed, the stream is not cancelled any more and computes again */
+        /* NULL: nothing can cancel the stream any more, so it computes again */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
@@ -464,8 +465,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* Some of these problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single
- * thread computes. */
+/* Some problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single thread
+ * computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
@@ -495,7 +496,7 @@ static void test_problems_that_are_computed_in_double_have_the_bits_of_the_refer
         }
 }
 
-/* One run may have problems for several kernels. Each problem must have the same bits as alone. */
+/* One run may have problems for several kernels. Each problem must have the same bits as in a run of its own. */
 static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 {
     enum { COUNT = ARRAY_SIZE(of_any_kind) };

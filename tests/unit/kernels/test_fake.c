@@ -134,8 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges the results over two halves of the keys. Both have the same lse, so the result is their mean. The merge must
- * run in the stream's order and touch only the device's memory. */
+/* Merges the results over two halves of the keys. The halves have equal lse, so the result is their mean. The merge
+ * must run in the stream's order and touch only the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -234,7 +234,7 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* the fault is found when the problem runs, as on a GPU */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* the wrong address is found when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
     /* after DEVICE_LOST every call must fail in the same way */
@@ -269,7 +269,8 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } }, /* the fault is planned for another device */
+        /* the script lets device 1 fail, and this is device 0 */
+        { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
     };
@@ -411,7 +412,7 @@ static void test_times_between_streams(void **state)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* An object of device memory that "another process" lends: its handle, and the test's own view of it. */
+/* An object of device memory that "another process" lends: its handle, and the address at which the test sees it. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];
@@ -464,7 +465,7 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    /* the lent object was released, so a run that uses it loses the device */
+    /* the lent object was released, so a run that reads it fails with DEVICE_LOST */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);

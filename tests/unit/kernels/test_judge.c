@@ -90,7 +90,7 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Gradients of bias, sinks and slopes, whose truth no device computes. */
+/* Removes the gradients of bias, sinks and slopes: no device computes their truth (float64 results). */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -314,7 +314,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* the second half has more batch rows, its truth is given, and there is time to emulate few rows only */
+    /* in the second half of the cases, the batch has more rows, the judge is given the truth (float64 results), and it
+     * has time for few rows only */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n++) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -349,7 +350,8 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- A truth from a device --------------------------------------------------------------------------------------- */
 
-/* Two reports are equal, bit for bit. Padding bytes do not exist or are 0, because a report is cleared first. */
+/* Checks that two reports of a judge are equal, bit for bit. Padding bytes do not exist or are 0, because a report is
+ * cleared first. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -359,8 +361,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* A judge that is given the truth reports what a judge reports that computes the truth itself. Right and wrong results
- * alternate. */
+/* A judge (which compares results with the truth, in float64) must report the same whether it is given the truth or
+ * computes it. The results in this test are right and wrong in turn. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -382,8 +384,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* Without time, a judge that is given the truth emulates right kernels in as few tiles as it may, here in 8 of 10 or
- * more, or in 4 heads of a backward. It must compare all rows nevertheless, and call no right result wrong. */
+/* A judge computes again, as a kernel would, only as many rows as it has time for. Without any time it must still
+ * compare all rows with the truth, and call no right result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;

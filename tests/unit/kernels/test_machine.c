@@ -1,4 +1,4 @@
-/* test_machine.c: tests of the functions that find how much of the machine this process may use. */
+/* test_machine.c: tests of the functions that find how many cores and how much memory this process may use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

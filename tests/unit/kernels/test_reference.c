@@ -348,7 +348,7 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* Dropout must leave lse unchanged, drop about the share of pairs that it should, and scale the others. */
+/* Dropout must leave lse unchanged, drop the given share of the pairs, and scale the other pairs. */
 static void test_dropout_drops_its_share(void **state)
 {
     /* If v has one channel that is 1 everywhere and all scores are equal, out * Sk * (1 - p) counts the kept keys of a

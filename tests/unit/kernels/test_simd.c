@@ -112,13 +112,14 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Returns the relative error of P and dS: that of float32, or that of the operand's type. */
+/* Returns the relative error that P and dS may have: that of float32, or that of the operand's type. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* Returns an element of a packed operand, which is the sum of its parts. `at` is the index of the first part. */
+/* Returns the value of an element of a packed operand: the sum of the parts into which it was split. `at` is the index
+ * of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
     double sum = 0;
@@ -458,7 +459,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* A holds only these `count` rows of the product; rows behind them in its memory may hold anything */
+            /* A holds only `count` rows of the product; its memory behind them may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -466,8 +467,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* a range of columns that begins at a panel is itself an operand, and so is a range of rows of B that begins at
-         * a multiple of 32 */
+        /* computes the product in pieces: ranges of columns that begin at a panel, and ranges of rows of B that begin
+         * at a multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -511,8 +512,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* in the first of three steps some rows see no key, and in every step single keys are
-                                 * hidden */
+                                /* in step 0 some rows see no key, and in every step some keys are hidden */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -591,8 +591,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S must be rounded before the maximum is subtracted. In a fused operation the rounding of the maximum alone would
- * make the result overflow here. */
+/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and its
+ * result would overflow with scores of this size. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;

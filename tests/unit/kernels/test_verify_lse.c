@@ -119,8 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* With float8 the tolerances are wide, but an lse in base 2 must still be found where a row has many keys. An observe
- * asks for attention weights and may be given an lse. */
+/* An observe (a request for attention weights) may be given an lse. If the lse is in base 2 instead of base e, the
+ * check must find that. With float8, whose tolerances are wide, it must do so in rows with many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -145,7 +145,7 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* Clients send back what the server answered, so the lse of its fastest kernels must pass. */
+/* Clients send back what the server answered, so the lse of the server's fastest kernels must pass the check. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -179,7 +179,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* `rounded` has the same numbers, rounded to 16 bits */
+        fixture_make(&rounded, &s); /* `rounded` becomes the same problem as f, with q and k rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -227,7 +227,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the sinks, which this lse contains, may be missing in the request */
+        /* the lse contains the sinks, but the request may lack them */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
@@ -235,7 +235,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. It must pass, because it may come from ring attention. */
+ * keys. It must pass the check, because ring attention gives a part of the keys the lse of all keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -373,7 +373,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check looked at 0 rows, so it refuses nothing */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* with a limit of 0 rows, the check refuses nothing */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -405,7 +405,8 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* With ATTN_BACKEND=cuda: sums of rows that a device computes in its own memory must equal those of the host. */
+/* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
+ * device must compute the same sums as the host. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

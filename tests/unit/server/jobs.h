@@ -41,9 +41,9 @@
 /* unused helpers are no warning, because a test may need only some of them */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* limit in ms on waiting for something that must happen; only a fault reaches it */
+enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reaches it fails */
 
-/* Waits until `condition` is true, which another thread makes it. */
+/* Waits until another thread makes `condition` true. */
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
         const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
@@ -73,7 +73,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the gate's path. */
+/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -123,7 +123,7 @@ HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int
     fprintf(f, "]}");
 }
 
-/* Writes a JSON tensor of one head. */
+/* Writes a JSON tensor of one head. `salt` selects its numbers. */
 HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
 {
     put_heads(f, name, rows, 1, D, salt);
@@ -160,7 +160,7 @@ HELPER char *forward_body(int rows, int D, const char *extra)
 }
 
 /* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
- * but its inputs only some hundred. */
+ * but its inputs only a few hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -254,7 +254,8 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of problem `i` has the bits that a CPU device computes when it is called directly. */
+/* Checks that every output of problem `i` has the same bits as when the test itself runs the problem on a CPU
+ * device. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

@@ -1,6 +1,6 @@
-/* Answers without a connection: what the server gives libmicrohttpd (status, headers, body, and who owns that memory)
- * for tensors, problem documents and texts of handlers. The test replaces functions of libmicrohttpd (__wrap_..., see
- * the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
+/* test_answer.c: tests of answers without a connection: what the server gives libmicrohttpd (status, headers, body, and
+ * who owns the body's memory) for tensors, problem documents and texts of handlers. The test replaces functions of
+ * libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -31,7 +31,7 @@ static struct {
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-static bool no_response; /* makes the next attempt to create a response from a buffer fail */
+static bool no_response; /* true: the next attempt to create a response from a buffer fails */
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);
@@ -82,8 +82,7 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces of PORTION bytes, whose ends do not coincide with those of the encoder's
- * blocks. */
+/* Reads the whole streamed body in pieces of PORTION bytes, which end elsewhere than the encoder's blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -100,7 +99,7 @@ static void read_stream(void)
 
 enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response)
 {
-    assert_null(mhd); /* requests of this test have no connection, so the pointer is NULL */
+    assert_null(mhd); /* the test's requests have no connection, so the pointer is NULL */
     sent.count++;
     sent.status = status;
     sent.headers[0] = '\0';
@@ -212,7 +211,7 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers the request, and checks that the body is what the encoder makes. */
+/* Answers the request, and checks that the answer's body is the text that the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -262,8 +261,8 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* the request gave back the memory of its inputs before the answer is read */
-    /* of all memory that the request had, only that of its answer is still leased */
+    assert_null(request->job->inputs); /* the memory of the request's inputs was given back before the answer is read */
+    /* the request has no leased memory except that of its answer */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
@@ -304,7 +303,7 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* libmicrohttpd never reads this answer, as if the connection broke before */
+    /* the request is freed before libmicrohttpd reads its answer, as if the connection broke */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -347,9 +346,10 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep, which closes slow connections, must see that this answer makes progress */
+    /* the sweep, which closes slow connections, must see that the client takes the answer */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* the answer held a reference to the context (saved forward), so its tensors existed until the answer was read */
+    /* the answer held a reference to the context (saved forward), so the context's tensors existed until the answer was
+     * read */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);
@@ -364,13 +364,14 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* if an answer must be measured before it is sent, the loop (the server's main thread) makes its encoder */
+    /* an answer that must be measured before it is sent gets its encoder from the server's loop; here the test makes
+     * the encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is longer than LARGE bytes, but the server never holds that much of its text at once */
+    /* the answer is longer than LARGE bytes, but the server never holds LARGE bytes of its text at once */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -432,7 +433,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* the queue learns that one job takes 2.5 s, while three jobs wait; Retry-After follows from this */
+    /* Retry-After follows from the number of queued jobs, three, and from the 2.5 s that one job takes */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
@@ -444,8 +445,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If the only problem of a body that is no envelope {"requests": [...]} fails, the answer has that error's status
- * instead of 200. */
+/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer has the status of
+ * its error instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -569,8 +570,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* columns: the server's --cors-origin; whether a page of another site sends the request; whether it is a
-         * preflight */
+        /* the first three columns: the server's --cors-origin; whether a page of another site sends the request;
+         * whether the request is a preflight */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

@@ -1,6 +1,6 @@
-/* Pages and caches (keys and values that stay on a device between requests): who owns which page, what a step (a decode
- * or an append) does, and that nothing is lost. The memory is real: the test copies and writes as a step demands, and
- * compares what a cache holds with a model, which is a sequence of numbers. */
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests): who owns which
+ * page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test copies and
+ * writes as a step demands, and compares what a cache holds with a model, which is a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static int64_t late_s;    /* by how many seconds the test's clock is ahead of the real one */
+static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
 static int leap_in, by_s; /* after `leap_in` more readings, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
@@ -139,7 +139,8 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    memset(rig->memory, 0xee, POOL_BYTES); /* fills new memory with bytes that an earlier owner could have left */
+    /* fills new memory with bytes that are not 0, as if another program had used it before */
+    memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
     rig->other = caller_new();
@@ -183,8 +184,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up the caches of a step (a decode or an append). tags[b] is the first number of row b's new positions: position
- * n of the row consists of the number tags[b] + n. */
+/* Looks up the caches of a step (a decode or an append) that appends `append` positions to each of `rows` rows. The new
+ * positions of row b hold the numbers tags[b], tags[b] + 1, and so on. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -280,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* this step fails on the device, so the positions that it appended do not count */
+    /* the device fails in this step, so the positions that it appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -309,7 +310,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    /* this append copies the second page, which another cache shares */
+    /* another cache shares the second page, so the append copies that page */
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
@@ -335,14 +336,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* the step looks up two caches, and a cache that it does not use is then deleted */
+    /* a step looks up two caches, and then a cache that it does not use is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* one of the step's own caches is deleted, so the step must fail */
+    /* a cache that the step uses is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -414,8 +415,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) has as many rows, and its table as many page numbers, as the limits allow. Each cache
- * then grows by a page before the step begins. */
+/* A step (a decode or an append) has the largest allowed number of rows, and its table has the largest allowed number
+ * of page numbers, counted after each of its caches has grown by a page. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -472,8 +473,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Caches that are made before they are filled are spread over all devices. Earlier all were placed on the first device,
- * which was full while three quarters of the memory was free. */
+/* Caches that are made before they are filled are spread over all devices. In an earlier version all caches were placed
+ * on the first device, which was full while three quarters of all memory was free. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -514,7 +515,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* this cache fills all pages of one device, and so has 64 page numbers (page-table entries) */
+    /* this cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
@@ -553,7 +554,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* the device is asked for memory again, because some of it may have been freed since */
+        /* in each round the pool may ask the device for memory again, because some may have become free */
+        refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -608,8 +610,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that can never fit is refused as too large. Earlier the message said that the pool was full although nothing
- * was in use, because it counted the step's own pages. */
+/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full
+ * although nothing was in use, because it counted the step's own pages. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -713,8 +715,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* Starting a sequence (a named cache of KServe) replaces the caller's own sequence of that name, but not another
-     * caller's. */
+    /* Starting a sequence (a named cache of KServe) replaces an older sequence of that name of the same caller, but not
+     * another caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -723,7 +725,7 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
-/* Names of 4096 sequences that would all fall into one bucket if the hash had no key. */
+/* Names of 4096 sequences (named caches) that would all fall into one bucket if the hash had no key. */
 static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
 {
     struct rig *rig = *state;
@@ -765,7 +767,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five equal hashes happen once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five of these names have equal hashes once in 10^16 runs */
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -823,7 +825,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* A text that is no id at all must not be reported as an id of another process. */
+            /* the text must not be reported as an id of another process, because an id has hexadecimal digits only */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -840,7 +842,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a cache that no scan of the queue has seen yet must not count as seen by scan 0 */
+    /* a new cache, which no scan of the queue has reached, must not look as if scan 0 had reached it */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -852,8 +854,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a step that had to wait in an earlier scan of the queue, and was not tried in this one, does not make later steps
-     * wait */
+    /* a step that waited in an earlier scan of the queue but was not tried in the present scan must not make later
+     * steps wait */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -878,7 +880,8 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step that waits for caches a and b keeps later steps from b. A step on cache c alone begins at once. */
+    /* An older step waits for caches a and b, so later steps on b must wait too. A step on cache c alone begins at
+     * once. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -930,7 +933,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* the step still reads the pages, so they stay */
+    assert_int_equal(info.pages, 2); /* a step still reads the pages behind the new end, so the pool keeps them */
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -943,7 +946,8 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    assert_int_equal(totals.pages, 2); /* the device still writes to these pages, so they stay */
+    /* the device still writes to the deleted cache's pages, so the pool keeps them */
+    assert_int_equal(totals.pages, 2);
     end(&t, true);
 }
 
@@ -958,7 +962,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has begun the step and may still write */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to cache a when it is lost */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -990,8 +994,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The machine stands still between two readings of the clock, for longer than a cache's lifetime. Caches in use must
- * stay, whatever the messages then say. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must not expire then,
+ * whatever errors the step returns. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1071,14 +1075,14 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* If there is no memory for the pool's own tables, the device must not be asked for its memory. Earlier memory that a
- * device had given was lost then, and the next call asked for memory again. */
+/* If there is no memory for the pool's own tables, the device must not be asked for its memory. In an earlier version
+ * the device gave its memory before the tables failed, that memory was lost, and the next call asked for more. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* the calloc() that fails is that of a table with one reference count for each page, and one more */
+    /* calloc() refuses the memory for the pool's table of reference counts */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1088,7 +1092,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A driver that takes long to give memory: it waits until another thread of the test has seen what it wanted. */
+/* A device driver that takes long to give memory: it waits until other threads have used the caches meanwhile. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1139,7 +1143,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* while the driver takes its time, other calls (as from /metrics and the loop) must not wait for it */
+    /* other calls (as from /metrics and the loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
@@ -1164,7 +1168,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Checks in how many caches each page occurs, and that the figures for one cache and for all caches agree with that. */
+/* Counts in how many caches each page occurs, and checks that the pool's own figures are the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1219,8 +1223,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length of a cache. It is often near the end of a block of page numbers, and in half of all cases a
- * multiple of a page. */
+/* Returns a random length of a cache. It is often near the end of a block of page numbers. In half of all cases it is a
+ * multiple of the page size. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;

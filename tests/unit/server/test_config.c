@@ -296,7 +296,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL }, /* not set */
         /* a variable of the kernels library is no option of the server, so it is ignored */
         { "ATTN_CPU_ISA", "portable", NULL },
-        /* a variable that the supervisor sets for its server is no option, so it is ignored */
+        /* ATTND_INHERITED_SOCKETS is no option: the supervisor sets it for the server that it starts */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
         /* variables that Kubernetes and Docker set for a service named attnd are no options, so they are ignored */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },

@@ -1,5 +1,5 @@
-/* Which connections are too slow, and what the server sends them before it closes them. The test uses socket pairs
- * without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends them before it closes them. The
+ * test uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,8 +36,9 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_BODY, 0, 30001, true },
         { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a body at 1 MB/s is never too slow */
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        { CONNECTION_SEND, 5000 * 31, 31000, true }, /* a reader at 5 KB/s is too slow after 31 s */
-        { CONNECTION_WORK, 0, 1000000, false },      /* the request is being computed, so its client is not to blame */
+        /* after 31 s, a client that reads its answer at 5 KB/s is too slow */
+        { CONNECTION_SEND, 5000 * 31, 31000, true },
+        { CONNECTION_WORK, 0, 1000000, false }, /* the request is being computed, so its client is not to blame */
         { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -111,7 +112,7 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the server has not read this byte yet, so it is not the client that is too slow */
+    /* the server has not read this byte yet, so the client is not too slow */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -138,8 +139,8 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. Such a connection must not
- * count for ever. */
+/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. The server must
+ * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -158,8 +159,8 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep over all connections, the descriptor's number is used again: once for another connection,
-     * and once for something that is no connection. */
+    /* Before the next sweep over all connections, the descriptor's number is reused: once for another connection, and
+     * once for something that is no connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -193,7 +194,8 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* libmicrohttpd 0.9.75 misses a FIN that arrives together with the last bytes. */
+/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that the connection is
+ * closed. The server must notice. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -204,7 +206,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* nobody has read the client's last bytes yet, so the connection stays */
+    /* the server has not read the client's last bytes yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
@@ -221,7 +223,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    /* one byte per second is too slow in the end, but the server sees that it makes progress */
+    /* a client that sends one byte per second is too slow in the end, but the server sees that bytes arrive */
     for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
@@ -252,7 +254,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* this connection has been silent for long, but others still get requests */
+        /* no request has come on this connection for long, but requests still come on others */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

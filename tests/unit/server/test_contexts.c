@@ -1,5 +1,5 @@
-/* Saved contexts (forwards whose tensors a backward will use): the life of an entry, its limits, and the memory that
- * belongs to it. */
+/* test_contexts.c: tests of saved contexts (forwards whose tensors a backward will use): how long they live, their
+ * limits, and whose memory they use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
 }
 
 /* Returns a finished job that holds one ready context (saved forward) for each problem. Their ids go to id[i]. The
- * forward was answered, so its own reference to the job is gone. */
+ * forward was answered, so its request no longer holds the job. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -163,7 +163,8 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    /* the context (saved forward) is larger than the limit, so it can never be saved: TOO_LARGE, not BUSY */
+    /* a context (saved forward) that is larger than the limit can never be saved, so the error is TOO_LARGE, not
+     * BUSY */
     assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
@@ -216,7 +217,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* another caller is told that the context (saved forward) does not exist, not that it is in use */
+    /* to another caller, a context (saved forward) that is in use does not exist */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
@@ -270,7 +271,8 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    /* false: the backward's client has left and gets no answer, so the context (saved forward) can be taken again */
+    /* false: the backward's client has left without its answer, so another backward may take the context (saved
+     * forward) */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
     /* a second call for the same job changes nothing, even if it says that the client gets an answer */

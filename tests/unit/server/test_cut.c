@@ -1,6 +1,6 @@
-/* A problem that is cut over several devices by groups of heads, by batch rows or by queries: that its bits are the
- * same, which problems are cut, and how many bytes are copied. The devices are those of the fake backend, with memory of their own. The test plays
- * the part of the server's loop. */
+/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries: the
+ * results have the bits of one device, short problems are not cut, and nothing is copied twice. The devices are those
+ * of the fake backend, with memory of their own. The test does what the server's loop does otherwise. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -63,8 +63,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job with only this problem. The job claims to take a second, because shorter jobs are not cut over several
- * devices. */
+/* Returns a job with the problem p alone. Its expected time is set to one second, because shorter jobs are not cut over
+ * several devices. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -75,7 +75,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the job's sums over queries, if it will need some. */
+/* Reserves memory for the job's sums over queries, if its problem has any. */
 static void reserve(struct site *s, struct job *job)
 {
     attn_error err = { 0 };
@@ -110,7 +110,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
-/* Returns the fixture without its outputs that are sums over queries, or without all others. */
+/* Returns the fixture with only those outputs that are sums over queries, or with all outputs but those. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -120,8 +120,8 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
     return some;
 }
 
-/* Runs the problem over all devices of the site by queries. `parts` becomes a copy of the fixture with the results.
- * Returns the number of parts; 1 means that the problem was not cut, and nothing ran. */
+/* Cuts the problem into ranges of queries, and runs each range on a device of the site. `parts` becomes a copy of the
+ * fixture with the results. Returns the number of ranges; 1 means that the problem was not cut, and nothing ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -186,7 +186,8 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns the number of parts; 1 means that it was not cut. */
+/* Runs the problem over all devices of the site. Returns into how many parts the problem was cut; 1 means that it was
+ * not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -231,8 +232,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* problems with gradients of a bias that all heads share cannot be cut, but over half of these random problems
-     * can */
+    /* a problem with gradients of a bias that all heads share cannot be cut; over half of the random problems can be
+     * cut */
     assert_true(whole_ones < tried / 2);
 }
 
@@ -311,7 +312,8 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Sums are rounded by sums.c as by dtype.h: all exponents, both signs, ties, infinity and NaN. */
+/* sums.c must round sums as dtype.h does. The sums have all exponents and both signs, and there are ties, infinity and
+ * NaN. */
 static void test_sums_are_rounded_as_elsewhere(void **state)
 {
     enum { NUMBERS = 1 << 19 };
@@ -327,7 +329,8 @@ static void test_sums_are_rounded_as_elsewhere(void **state)
         fixture_make(&f, &spec);
         struct job *const job = job_with(&s, &f.p);
         reserve(&s, job);
-        /* the first part has float32 numbers with all upper bits, and lower bits at and near ties; the second has 0 */
+        /* sums of the first part: all upper halves of a float32, and lower halves at and near ties; of the second part:
+         * 0 */
         float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
         memset(first, 0, 4 * NUMBERS * sizeof *first);
         for (uint32_t n = 0; n < NUMBERS; n++) {
@@ -362,7 +365,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
         assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
         for (int part = 0; part < MOST_DEVICES; part++) {
             assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
-            /* half of the pairs of a unit's queries may be too many or too few at either end */
+            /* a part ends at a multiple of ATTN_QUERY_UNIT queries, so its share may differ from a quarter */
             assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
             sum += shares[part];
             first = ends[part];
@@ -485,12 +488,13 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    assert_int_equal(cut_most_parts(s.server.devices, job), 3); /* two heads each; a fourth device would not help */
+    /* three devices get two of the six heads each; with a fourth device the longest part would not be shorter */
+    assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 never ends its batches, of which it has as many as one flow (caller) may have */
+    /* device 2 never ends its batches; it has as many batches as one flow (one caller's work) may have on a device */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -586,7 +590,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* bytes of half of q, of k or v, and of lse */
+    /* bytes of half the heads of q, of k or v, and of lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

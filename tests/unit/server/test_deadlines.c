@@ -1,4 +1,4 @@
-/* test_deadlines.c: the heap of deadlines finds the same earliest one as a plain search. */
+/* test_deadlines.c: tests that the heap of deadlines finds the same earliest deadline as a search of all of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void test_the_next_is_always_the_earliest(void **state)
             deadlines_remove(&all, d);
             in--;
         } else {
-            d->at_ns = rand() % 300; /* in so small a range many deadlines are equal */
+            d->at_ns = rand() % 300; /* deadlines come from so small a range that many are equal */
             assert_true(deadlines_add(&all, d));
             in++;
         }

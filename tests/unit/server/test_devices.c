@@ -1,6 +1,6 @@
-/* Batches (jobs that leave together) on devices: which device gets a batch, what comes back and when, whatever the
- * device does. The devices are those of the fake backend, with memory of their own. The test plays the part of the
- * server's loop. */
+/* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
+ * back and when, whatever the device does. The devices are those of the fake backend, with memory of their own. The
+ * test does what the server's loop does otherwise. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -30,8 +30,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Fills in a bench with `count` devices that do what `script` says. A test may change its configuration before
- * open_devices(). */
+/* Prepares a bench whose devices are not open yet. A test may change its configuration before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -93,7 +92,8 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of these jobs that is said to have `flops` operations. It takes over the references to the jobs. */
+/* Returns a batch of these jobs, whose cost is set to `flops` operations. The batch takes over the references to the
+ * jobs. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -172,7 +172,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* the third problem of this job was refused before, so no device computed it */
+    /* the third problem of this job was refused before the batch left, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -241,7 +241,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* only the scratch memory stays allocated: every batch has used the first stream, which keeps it */
+        /* a stream keeps its scratch memory, and every batch has used the first stream, so nothing else stays
+         * allocated */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -278,7 +279,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one on each stream */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches now, one on each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -296,7 +297,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* batches that came back no longer count as load of a device */
+    /* a batch that came back no longer counts as load of its device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -341,7 +342,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, with the same reason for each job */
+        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, and each of its jobs has the error of the device */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -385,9 +386,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is held on its stream by a gate. The second has its mirrors (copies of tensors on the device). Behind
- * another gate it learns the size of its scratch memory, and that memory is refused. The second batch therefore waits
- * for the first, and then runs. */
+/* A gate (a file for which a device waits) holds the first batch. The second batch has memory for its tensors, but is
+ * refused its scratch memory. It therefore waits for the first batch, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -456,7 +456,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    /* a load of 1e9 operations, so the next batch goes to the other device */
+    /* the first device has a load of 1e9 operations now, so the next batch goes to the other device */
     struct batch *batch = batch_of(&job, 1, 1e9);
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
@@ -554,8 +554,8 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that the device uses no more memory than after the same work without verification: only the workspace that a
- * stream keeps. */
+/* Checks that the device uses no more memory than after the same work without verification: nothing but the workspace
+ * of each stream. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -616,7 +616,7 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        if (cases[c].status == ATTN_DEVICE) { /* the error of this batch does not affect the next batch */
+        if (cases[c].status == ATTN_DEVICE) { /* the next batch must not have the error of the failed batch */
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
             assert_ran(next);
@@ -635,11 +635,11 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* by this script, a second step of the verification would lose the device; the test must end before it */
+    /* in this script, a second step of the verification would lose the device; the test must end before it */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the batch beside it comes back first, because no batch waits for the verification of another one */
+    /* the batch `beside` comes back first, because no batch waits until another one is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -676,7 +676,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    /* the tensors and the kernels' workspace get memory, and the verification gets none */
+    /* memory for the tensors and the kernels' workspace is given, and memory for the verification is refused */
     open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
@@ -686,7 +686,7 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 }
 
 /* A copy from the device fails with an error after which the device is usable, but earlier work of the stream has
- * failed with an error after which it is lost. The device counts as lost. */
+ * failed with an error after which a device is lost. The device counts as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -734,8 +734,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* Each batch has four launches. The first launches of Other and of Busy are held by gates, which count launches in
-     * the order in which the batches begin. */
+    /* The gates hold the first launch of the batch of `other`, and the first launch of the first batch of `busy`. Each
+     * batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -747,7 +747,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* enough time for Busy's second batch to end, if it wrongly continued */
+    /* time in which the second batch of `busy` would end if it were not held back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -789,7 +789,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* enough time for the third batch to end, if it wrongly continued */
+    /* time in which the third batch would end if it were not held back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -828,7 +828,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
-/* A hundred thousand rows take one core minutes, unless the job is cancelled. */
+/* A job of a hundred thousand rows would keep one core busy for minutes. It is cancelled, and the next batch must not
+ * wait for it. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -841,9 +842,9 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* other requests must not wait to join this long job in a batch */
+    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join its batch */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the long job will be cancelled, but the next batch must not wait for its threads */
+    /* the long job is cancelled, and the next batch must not wait until its threads are free */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -870,8 +871,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows (callers' work) are on a device, a short batch may run there as a guest as soon as one of the flows
- * has been there for longer than the guest needs. */
+/* If several flows (callers' work) are on a device, a short batch may run beside them as a guest, but only after one of
+ * the flows has been there for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -890,8 +891,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* time in ns for which a flow must have run before a guest (short batch) of one second may run beside three
-     * flows */
+    /* a guest (a short batch) of 1 s may run beside three flows (callers' work) only after one of them has run for this
+     * many ns */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -901,8 +902,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One flow (a caller's work) has both streams and a third batch that waits. Another flow's batch must be computed
- * nevertheless. */
+/* A flow (one caller's work) has a batch on both streams of the device, and a third batch that waits. A batch of
+ * another flow must be computed nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -921,7 +922,7 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    /* the batches on the device may end soon, so the caller must look again after wait_ns */
+    /* the device has no room, but its batches may end soon, so the caller must ask again after wait_ns */
     assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -969,7 +970,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
         { 5, "", INLINE_DONE },
         { 5, "\"verify\": 1", INLINE_NOT },
         { 5, "\"save\": true", INLINE_NOT },
-        /* 2 * 64 * 2 * 1500^2 operations (D is padded to 64), more than an inline slot takes */
+        /* 2 * 64 * 2 * 1500^2 operations (D is padded to 64), more than an HTTP thread may compute itself */
         { 1500, "", INLINE_NOT },
         { 5000, "\"encoding\": \"array\"", INLINE_NOT },
     };
@@ -1021,7 +1022,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* these devices copy nothing, so the script's fault of a copy never happens */
+    /* these devices copy nothing, so the copy that the script lets fail never happens */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1049,7 +1050,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    open_readers(&b, 1, "copy.err=700", NULL); /* copies fail in this script, so a job that is copied would fail */
+    /* every copy fails in this script, so a job whose tensors are copied would fail */
+    open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1060,8 +1062,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that cannot be joined into one: they differ in an option, their lse has no multiple of 16 bytes, or a body
- * has two problems. Each of them is copied. */
+/* Problems that cannot be joined into one: they differ in an option, the size of their lse is no multiple of 16 bytes,
+ * or a body has two problems. Each of them is copied. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1090,7 +1092,7 @@ static void test_problems_that_left_as_one_fail_together(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[3];
-    open_readers(&b, 1, "launch.err=2@1", NULL); /* memory for the launch is refused once */
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* the first launch fails with CUDA's error 2, out of memory */
     for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
     struct batch *batch = batch_of(jobs, 3, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1134,7 +1136,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* another inline slot (for an HTTP thread that computes) is free, so this job runs */
+    /* the device has another free inline slot (place for an HTTP thread that computes), so the job runs at once */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1145,8 +1147,8 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    for (int n = 0; n < 8; n++) /* both inline slots (for HTTP threads that compute) are free again, so this job runs */
-        assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
+    /* every inline slot (place for an HTTP thread that computes) is free again, so no try is refused */
+    for (int n = 0; n < 8; n++) assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
 }
@@ -1171,7 +1173,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    /* the device was lost, so it is not used any more */
+    /* the lost device must not be used any more */
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.handed_over);
     job_release(job);
@@ -1200,7 +1202,8 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    assert_int_not_equal(access(gate.path, F_OK), 0); /* the batch must not come back before the gate is opened */
+    /* the gate is open, so inline_settle() has waited for the batch */
+    assert_int_not_equal(access(gate.path, F_OK), 0);
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
@@ -1216,14 +1219,15 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* the inline slots (for HTTP threads that compute) belong to the two devices in turn, so four tries reach both */
+    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries reach both
+     * devices */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* this thread's core chooses the inline slot, so all four tries may have gone to the device that does not fail */
+    /* the slot depends on the core of this thread, so all four tries may have reached the device that works */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

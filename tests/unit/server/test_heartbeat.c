@@ -1,4 +1,5 @@
-/* test_heartbeat.c: finds threads that spend too long on one piece of work (such as one request or one event). */
+/* test_heartbeat.c: tests that the server finds threads that spend too long on one piece of work (one request or one
+ * event). */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +41,8 @@ static void test_a_thread_that_waits_for_work_is_never_stuck(void **state)
     (void)state;
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms() + HEARTBEAT_LIMIT_MS + 1, &busy_ms), HEARTBEAT_HTTP);
-    heartbeat_busy(HEARTBEAT_HTTP); /* this thread begins its next piece of work, so its time starts again */
+    /* this thread begins its next piece of work, so the time that it has spent counts from 0 again */
+    heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms(), &busy_ms), HEARTBEAT_KINDS);
     heartbeat_idle();
     assert_int_equal(heartbeat_longest_ms(HEARTBEAT_HTTP, clock_ms() + HEARTBEAT_LIMIT_MS + 1), 0);

@@ -1,4 +1,5 @@
-/* Heads of requests that two readers could understand differently, and the small parsers of header values. */
+/* test_http_head.c: tests of request heads that two readers could understand differently, and of the parsers of header
+ * values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,7 +90,7 @@ static void test_values(void **state)
     /* a value with white space behind it is copied; the copy and its NUL fill the room for copies exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* this value needs a copy too, and no room is left for it */
+    /* a value that ends in white space must be copied, and no room is left for the copy of "a " */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");

@@ -1,4 +1,4 @@
-/* test_http_threads.c: which HTTP thread gets a new connection, and when the threads are pinned to their cores. */
+/* test_http_threads.c: tests which HTTP thread gets a new connection, and when threads are pinned to their cores. */
 #include "server/http/http_threads.h"
 
 #include <pthread.h>
@@ -49,7 +49,7 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* without a list of cores, threads belong to no core, however many this machine has */
+    /* without a list of cores, threads belong to no core, however many cores the machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -69,7 +69,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* the code under test reads only the number of cores of this machine */
+    threads.cores = 2; /* this machine may have any number of cores; the code under test only sees 2 */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
@@ -174,7 +174,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    /* only 50 ms later it is too early to measure again, so nothing changes */
+    /* 50 ms later it is too early to measure the load again, so nothing changes */
     http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 100); /* the load is uneven in one measurement only, so nothing changes yet */
@@ -183,13 +183,13 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    /* the load changes again too soon after the last change, so the threads stay where they are */
+    /* the load changes too soon after the last move of threads, so the threads stay on their cores */
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* without work the threads are released (not pinned any more) at once, also the second time */
+    /* without requests, the threads are no longer pinned to their cores */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);
@@ -226,7 +226,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the wait before has not consumed the event */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the previous wait has not consumed the event */
     pthread_join(writer, NULL);
     close(events);
     close(set);

@@ -141,7 +141,7 @@ static void test_every_route_and_method_is_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Routes that exist only with an option are documented only with that option. */
+/* Routes that exist only with an option of the command line are documented only with that option. */
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
@@ -231,7 +231,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        /* the first two parameters are the headers of every route */
+        /* every route has two headers as parameters; the third parameter is part of the path */
         assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
@@ -341,15 +341,15 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            const proto_option *o = proto_options; /* `map` is both an option and an output, so it is skipped here */
+            /* `map` is an option and also an output; the loop over options below checks it */
+            const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            /* each schema has its own members: `context` is a member of the schema BackwardOfContext, and not of this
-             * one */
+            /* `context` is a member of another schema, BackwardOfContext */
             const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
@@ -364,8 +364,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* The schema of tensors is used for every tensor, and each use of it says the tensor's axes and dtypes. test_check.c
- * tests that attn_check() wants the same ranks. */
+/* The schema of tensors is used for every tensor. The description beside each use says the axes and dtypes of the
+ * tensor. test_check.c tests that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -403,8 +403,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Tensors of caches have shapes of their own. Earlier AppendRequest.k was described as "[B, Sk, Hk, D] ... with
- * page_table", which the server refuses. */
+/* Tensors of caches have shapes of their own. In an earlier version, AppendRequest.k was described as "[B, Sk, Hk, D]
+ * ... with page_table", which the server refuses. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -432,8 +432,9 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* A request that changes something may come from another site's page (403), or have options in its URL (400). The
- * operation infer may find no page for a sequence (507). The answer about a new resource has a header with its path. */
+/* The document must say which answers a request that changes something may get: 403 if another site's page sends it,
+ * 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer about a new
+ * resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -673,7 +674,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* a figure that is not known is left out */
+    /* /v1/info omits a figure of a device that is not known */
+    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
@@ -695,7 +697,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* one kernel computes all merges (results over parts of the keys joined), and it is not in the table of
+        /* one kernel computes all merges (results over parts of the keys joined), so merges are not in the table of
          * kernels */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));

@@ -1,4 +1,5 @@
-/* The keyed hash: published results of SipHash-2-4, and the effects of the key and of the owner. */
+/* test_keyed_hash.c: tests of the keyed hash: published results of SipHash-2-4, and that key and owner change the
+ * hash. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,8 +10,8 @@
 
 #include "server/base/keyed_hash.h"
 
-/* The test vectors of SipHash's authors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1). The
- * message's first eight bytes are given as the owner. */
+/* The test vectors of SipHash's authors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1).
+ * keyed_hash() takes the first eight bytes of the message as the owner. */
 static void test_the_hash_has_the_published_answers_of_siphash(void **state)
 {
     static const struct {

@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event the log says that it has left out: the sum over all lines that say this. */
+/* Returns how many lines of this event the log has left out: the sum of the numbers that it reports. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -136,7 +136,7 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    /* an id is a string in JSON, even if it has only digits */
+    /* the log writes an id as a JSON string, even if the id has only digits */
     assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
@@ -271,7 +271,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* if log_event() waited for the reader, it would never return */
+    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, it would never return */
 
     /* When the reader goes on, the log reports how many lines were lost, and the call that closes the log ends. */
     static char pipe_text[1 << 16];
@@ -298,7 +298,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* a child process uses this log, because its writer never returns */
+    pid_t child = fork(); /* this log's writer thread never returns, so a child process uses the log */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -371,7 +371,7 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     const int http = count_of(text, " WARN http text=");
     assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* a limit on lines per second keeps most of these lines out; the rest was written within at most two seconds */
+    /* the log allows 20 of these lines per second, and the test takes two seconds at most */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -385,7 +385,7 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    /* repeats until all lines fall into one second, because a line in a later second would report on the earlier one */
+    /* repeats until all lines were written in one second, because the log reports omitted lines in the next second */
     do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();
@@ -424,7 +424,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* this line reports lines that were lost in an earlier test, so it does not count here */
+            continue; /* this line counts lines that were lost in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

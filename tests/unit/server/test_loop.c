@@ -1,10 +1,10 @@
-/* The scheduler: what happens to a request between the end of its body and its answer. The server's loop runs in its
- * own thread, as the daemon's main thread does. The test plays the HTTP side: it posts requests and gets them back, by
- * a few functions that count. Devices are those of the fake backend.
+/* test_loop.c: tests of the scheduler: what happens to a request between the end of its body and its answer. The
+ * server's loop runs in a thread of its own. The test does what the HTTP threads do otherwise: it posts requests to the
+ * loop, and gets them back. Devices are those of the fake backend.
  *
- * Nothing here depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file.
- * What is posted before the loop starts arrives in its first turn. turns() lets the loop go round twice, so that what
- * could have happened has happened. */
+ * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
+ * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
+ * that it has handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -27,7 +27,8 @@ struct scene {
     struct config config;
     struct server server; /* on_resume() finds the scene from the address of this member */
     struct gate gate;
-    uv_work_t blocker; /* work that occupies libuv's only thread until the test deletes the file of the gate `pool` */
+    /* work that occupies the only thread of libuv's pool until the test deletes the file of the gate `pool` */
+    uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
     int exit_status;
@@ -138,7 +139,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the loop go round twice, so that everything that was posted before this call has been handled. */
+/* Lets the server's loop go round twice, so that everything that was posted before this call has been handled. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -171,7 +172,8 @@ static int end(struct scene *s, bool tell)
 
 /* ---- No memory --------------------------------------------------------------------------------------------------- */
 
-/* calloc() fails for the next call with exactly this many bytes; the program's calls come to the test's own calloc() */
+/* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
+ * test */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
 
@@ -196,7 +198,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* normally only a request in an inline slot (computed by an HTTP thread) has this state */
+    /* in the server, only a request that an HTTP thread computes itself has the state COMPUTING */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -204,7 +206,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted yet. */
+/* Returns a request whose body was checked, and which is not posted to the loop yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -265,7 +267,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* in the server, answer_queue() makes this call */
+    contexts_finish_job(request->job, true);
     request_free(request);
 }
 
@@ -415,8 +417,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves in the turn of the loop in which its request arrives. Deadlines are checked in the next turn, and a
- * running batch does not delay their answers. */
+/* A batch leaves for its device in the turn of the loop in which its request arrives. Deadlines are checked in the next
+ * turn: the request is answered then, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -427,7 +429,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the saved tensors take one block of memory, and a small backward takes another */
+    /* the saved tensors take one block of memory; a small backward will take another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -436,14 +438,14 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the answer has gone without the job, because the device may still write to the job's memory */
+    /* the request was answered without its job, because the device may still write to the job's memory */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
     /* when the device has finished, the job's memory is free */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* after the late backward, the context (saved forward) can be used again */
+    /* after the late backward, another backward can use the context (saved forward) */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -501,7 +503,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks libuv's only thread until gate_open(&s->pool). Call it before start(). */
+/* Blocks the only thread of libuv's thread pool until gate_open(&s->pool). Call it before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -526,8 +528,8 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first request. The CPU verifies the same rows of the second, whose device cannot
- * compute results in float64 ("truth"). */
+/* The device verifies all rows of the first request. The CPU verifies all rows of the second request, whose device
+ * cannot compute results in float64 ("truth"). */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -605,7 +607,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the length of the answer's numbers was measured already */
+    /* the loop has measured the text of the answer's numbers already, so nothing is left to do */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -670,7 +672,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward of 9 rows, whose out is to be written to the region of shared memory. */
+/* Returns a request, a forward of 9 rows, whose body was checked. Its out is to be written to the region of shared
+ * memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -812,7 +815,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    /* no memory is leased for the inputs before the region is read */
+    /* no memory is leased for the inputs before they are read from the region of shared memory */
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
@@ -822,7 +825,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region of shared memory as its time allows. */
+/* In one turn the loop reads only as much of a region of shared memory as its time allows. The body is checked after
+ * the last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -843,8 +847,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. It has more names
- * and shapes than an HTTP thread checks itself. */
+/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has
+ * more names and shapes than an HTTP thread checks itself. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -866,7 +870,7 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop serves other requests while the long body is checked */
+    assert_ok(s, posted_forward(s)); /* the loop serves other requests while another thread checks the long body */
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -877,7 +881,8 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If an envelope {"requests": [...]} is itself invalid, the whole request is refused, not only its problems. */
+    /* If an envelope {"requests": [...]} is itself invalid, there is one error for the whole request, not one for each
+     * problem. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
@@ -896,7 +901,8 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A check goes on in another thread after the deadline, so the request is given back only when the check has ended. */
+/* The check of a body goes on in another thread after the deadline, so the request is answered only when the check has
+ * ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -942,7 +948,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_ok(s, posted_forward(s)); /* this request comes on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* the loop ends when the last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -973,7 +979,8 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(end(s, false), 0); /* the device still has four batches, for which no client waits */
+    /* the server ends although the device still has four batches, because no client waits for them */
+    assert_int_equal(end(s, false), 0);
 }
 
 static void test_a_drain_ends_when_its_time_is_over(void **state)
@@ -1043,7 +1050,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
 }
 
 /* A step (a decode or an append) was computed and its answer is being measured when its client leaves, so nothing is
- * appended to the cache. The next step on the cache must wait until that is certain. */
+ * appended to the cache. The next step on the cache must wait until it is certain whether anything is appended. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1085,10 +1092,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* Each step on caches is examined when it comes, and earlier ones are not examined again. A step on a cache for which
- * an older step waits must wait behind that step:
- *
- *   a step writes a      rows a, b wait for it      row b waits behind them      row c begins at once */
+/* A step (a decode or an append) on a cache for which an older step waits must wait behind the older step. Here a step
+ * writes cache a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on
+ * cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1156,7 +1162,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    /* the device may still write to this memory, so it is not free */
+    /* the device may still write to the memory of the job's outputs, so the memory stays leased */
     assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
@@ -1189,7 +1195,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that exactly these devices computed it. */
+/* Checks that the answer is right, and that these devices and no others computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1216,7 +1222,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* devices verify all rows of a problem, each those of its heads */
+    /* if all rows are to be verified, each device verifies the rows of its own heads */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1268,8 +1274,7 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* After a loss of its device, a problem would be queued again. Here the queue is full, so it is answered with an
- * error. */
+/* A problem whose device is lost is queued again. Here the queue is full, so the problem is answered with an error. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;
@@ -1286,7 +1291,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* another device may already compute the other part of the problem, so the problem waits for it */
+    /* a device may already compute the other part of the problem; the server waits for that part before it gives the
+     * error */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1296,8 +1302,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* After the deadline of a problem in parts, the answer does not wait for the devices. The parts keep their memory until
- * their devices are done. */
+/* If the deadline of a problem passes that was cut into parts, the answer does not wait for the devices. The parts keep
+ * their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1329,8 +1335,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts of a problem never ends. The watchdog finds that and the request is answered; the other device goes
- * on. The watchdog waits so long that even a slow other device ends in time. */
+/* One of two parts of a problem never ends. The watchdog finds the hung device, and the request is answered with an
+ * error. The other part ends long before the watchdog's limit, so its device stays in use. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1346,7 +1352,8 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    for (int before = 0; before < 2; before++) { /* before: number of batches that get memory before one gets none */
+    /* before: number of batches that get memory before a batch gets none */
+    for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
         atomic_store(&refused_bytes, sizeof(struct batch) + sizeof(struct job *));
@@ -1355,7 +1362,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of its parts, a problem is not cut */
+    /* without memory for the list of a problem's parts, the problem is not cut */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

@@ -1,11 +1,11 @@
-/* Mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large batch is found, and in
- * few steps. */
+/* test_memory.c: tests of mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large
+ * batch is found, and in few steps. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"
 
-/* JOBS: the most jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory), which a gap of
- * the same size follows. */
+/* JOBS: the largest number of jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory),
+ * which a gap of the same size follows. */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
@@ -73,7 +73,7 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    for (int i = 0; i < JOBS; i += 7) /* regions that have mirrors (copies on the device) get no second ones */
+    for (int i = 0; i < JOBS; i += 7) /* regions that have mirrors (copies on the device) get no second mirrors */
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);

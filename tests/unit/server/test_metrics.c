@@ -104,7 +104,8 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    metrics_add(METRIC_CANCELLED, big, NULL, 1); /* the second call must find the truncated label again */
+    /* the second call must find the series of the truncated label, not make another */
+    metrics_add(METRIC_CANCELLED, big, NULL, 1);
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);
     must_have((const char *const[]){ "attnd_cancelled_total{state=\"a\\\"b\\\\c\\nd\"} 1", line, NULL });

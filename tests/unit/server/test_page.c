@@ -29,7 +29,8 @@ static void sha256_base64(const char *text, size_t count, char out[48])
     const size_t blocks = (count + 8) / 64 + 1;
     for (size_t b = 0; b < blocks; b++) {
         uint32_t w[64], s[8];
-        for (size_t i = 0; i < 64; i++) { /* a message is padded with 0x80, zeros, and its length in bits */
+        /* SHA-256 pads a message with 0x80, zeros, and the message's length in bits */
+        for (size_t i = 0; i < 64; i++) {
             const size_t n = b * 64 + i;
             const uint8_t byte = n < count              ? (uint8_t)text[n]
                                  : n == count           ? 0x80
@@ -74,7 +75,7 @@ static char *page_text(enum page which)
     return page;
 }
 
-/* Checks that the policy contains the hash of the page's only style or script. */
+/* Checks that the page's Content-Security-Policy contains the hash of its only style or script. */
 static void check_policy(enum page which, const char *element)
 {
     char open[16], shut[16], want[96], hash[48];
@@ -88,7 +89,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* the page has only one element of this kind */
+    assert_null(strstr(end + 1, open)); /* the page has only one element with this tag */
     free(page);
 }
 
@@ -117,7 +118,7 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "src="));
     assert_null(strstr(page, "https:"));
     assert_null(strstr(page, "innerHTML"));
-    assert_null(strstr(page, "style=")); /* the policy of the page forbids style attributes */
+    assert_null(strstr(page, "style=")); /* the page's Content-Security-Policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
     /* every element that the script looks up exists in the page */

@@ -1,4 +1,5 @@
-/* test_peer.c: clients' addresses as the log shows them, what proxies forward, and first bytes of other protocols. */
+/* test_peer.c: tests of the client addresses in the log (with and without proxies), and of first bytes that are no
+ * HTTP. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +83,7 @@ static void test_the_last_untrusted_address_is_the_peer(void **state)
     } cases[] = {
         { { NULL }, "10.9.9.9" },
         { { "1.2.3.4" }, "1.2.3.4" },
-        /* the client itself wrote the first entry, which is therefore not trusted */
+        /* the client itself may have written the first entry of X-Forwarded-For, so that entry is not trusted */
         { { "6.6.6.6, 1.2.3.4" }, "1.2.3.4" },
         { { "6.6.6.6, 1.2.3.4, 10.0.0.7,10.0.0.8" }, "1.2.3.4" },
         { { "6.6.6.6", "1.2.3.4 , 10.0.0.7", "\t10.0.0.8 " }, "1.2.3.4" },
@@ -90,8 +91,9 @@ static void test_the_last_untrusted_address_is_the_peer(void **state)
         { { "[2001:db8::1]:4711" }, "2001:db8::1" },
         { { "1.2.3.4:4711" }, "1.2.3.4" },
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
-        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all entries are trusted proxies, so the first one counts */
-        /* the second entry is unreadable, so the entry before it cannot be trusted */
+        /* all addresses in X-Forwarded-For are trusted proxies, so the first one is the client */
+        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" },
+        /* "unknown" is no address, so neither it nor the entries of X-Forwarded-For before it are trusted */
         { { "1.2.3.4, unknown" }, "10.9.9.9" },
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },

@@ -1,5 +1,5 @@
-/* A nap (a short sleep while polling) ends with the wait to which it belongs: with an event, or at the wait's timeout.
- * The length of a nap cannot be tested. */
+/* test_polling_sleep.c: tests of naps (short sleeps between polls of a thread that waits). A nap ends when an event
+ * comes or the wait's time is over. The length of a nap cannot be tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* From a decoded body to a job (one request's problems) that a device can run: where the outputs lie, which jobs are of
- * one kind, what happens to contexts and references, and what is refused. Also the life of a job. */
+/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run: where
+ * the outputs lie, which jobs are of one kind, what happens to contexts and references, what is refused, and when a
+ * job's memory is given back. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -28,7 +29,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job that was prepared successfully. */
+/* Returns a job for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -128,7 +129,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* the owner of leased blocks may use their member next_in_class for a list of its own */
+        /* keeps a list of the leased blocks in their member next_in_class, which their owner may use */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -185,7 +186,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* an envelope {"requests": [...]} of one problem joins the same batches as a body that is that problem */
+    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join the same batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -204,9 +205,10 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        /* out has 3200 numbers and lse 200, together at most 4096: the answer is not measured */
+        /* out has 3200 numbers and lse 200, together at most 4096: the length of the answer is not computed
+         * beforehand */
         { 200, "\"encoding\": \"array\"", false, false, false },
-        /* out has 4000 numbers and lse 250, together more than 4096: the answer is measured */
+        /* out has 4000 numbers and lse 250, together more than 4096: the length of the answer is computed beforehand */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -287,10 +289,10 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* on a device with its own memory, the memory of inputs, outputs and scratch counts toward the limit */
+    /* a device with its own memory counts inputs, outputs and scratch memory toward its limit */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
-    /* problems that fit are still accepted */
+    /* a problem that fits the device's memory is still accepted */
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     job_release(small);
     close_bench(&b);
@@ -349,7 +351,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 /* ---- Verifying --------------------------------------------------------------------------------------------------- */
 
 /* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
- * verify 2048 of them. The numbers are not read. */
+ * verify 2048 of them. Nothing reads the tensors. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -438,7 +440,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* a backward needs lse, so it is computed although the client did not ask for it */
+    /* a backward needs lse, so the saved forward computes lse although the client did not ask for it */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -474,7 +476,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    /* the answer may still be encoded, so the job keeps its own memory */
+    /* the answer may still be encoded, so the job's own memory stays leased */
     assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -491,7 +493,7 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* finishing a job's contexts (saved forwards) twice must have the effect of the first call only */
+    /* contexts_finish_job() has an effect only in the first call for a job */
     contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
@@ -550,8 +552,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up gives it back at once. No body can cause
- * this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up must give the context back. No body can
+ * cause this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -573,7 +575,7 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, it is refused, and its contexts (saved forwards) are
+/* If a problem ran but could not be verified afterwards, its answer is an error, and its contexts (saved forwards) are
  * deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
@@ -626,7 +628,7 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* this problem takes only a millisecond even with slow rows, so the scores are not examined */
+    /* even if all rows were slow this problem would take a millisecond, so its scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
     job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
     prepare_look_closer(job, &b.info);

@@ -1,4 +1,5 @@
-/* The queue: which requests are admitted, and which jobs leave together, without devices or sockets. */
+/* test_queue.c: tests of the queue, without devices or sockets: which requests it admits, and which jobs leave it
+ * together. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,13 +107,14 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Which jobs leave together. A letter is a job, in order of arrival. Jobs with the same letter are of one kind; a '-'
- * is never joined with others. */
+/* Tests which jobs leave the queue together. In `waiting` each letter is a job, in order of arrival. Jobs with equal
+ * letters are of one kind; a '-' never leaves with other jobs. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        const char *waiting, *batches; /* in `batches`, spaces separate the batches that leave */
+        /* waiting: the queued jobs; batches: the batches that leave the queue, separated by spaces */
+        const char *waiting, *batches;
         int max_batch;
     } cases[] = {
         { "", "", 8 },
@@ -157,7 +159,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    /* three jobs fit and four do not: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 operations */
+    /* a batch may have at most 1e9 operations: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
     assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
@@ -179,7 +181,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no other job is left that could join this one, so it leaves at once */
+    /* no queued job could join this job, so it leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
@@ -423,7 +425,8 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work are queued, so the answer is 5 s */
+    /* 4.5 s of work are queued, so clients are told to try again after 5 s */
+    assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);
     assert_int_equal(queue_retry_after_s(&q, 1), 30);

@@ -1,5 +1,5 @@
-/* test_refusal.c: answers that bypass the web server. They are compared word for word, complete, and sent without
- * blocking. */
+/* test_refusal.c: tests of answers that bypass the web server: their text, word for word, and that sending never
+ * blocks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -86,7 +86,8 @@ static void test_nobody_waits_for_a_client_that_does_not_read(void **state)
     assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[1]);
-    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL); /* no signal may be raised if the client has left */
+    /* no signal (SIGPIPE) may be raised if the client has left */
+    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[0]);
 }
 

@@ -1,5 +1,5 @@
-/* Regions of shared memory: which are accepted into the table, which caller sees a region, how long it lives, and how
- * objects that change at the same time are read and written in pieces. */
+/* test_regions.c: tests of regions of shared memory: which are accepted into the table, which caller sees a region, how
+ * long it lives, and how objects that change at the same time are read and written in pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, unlinked or not; one is the test's own. The
- * descriptors are not used, because another thread may be closing them. */
+/* Returns how many descriptors of this process refer to the object, whether its name exists or not; one descriptor is
+ * the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -61,7 +61,7 @@ static int holders(const struct object *o)
     return count;
 }
 
-/* Waits until the thread that closes released objects has closed this one. */
+/* Waits until the server's thread that closes released objects has closed the object. */
 static void wait_until_closed(const struct object *o)
 {
     const int64_t until_ms = clock_ms() + 60000;
@@ -130,7 +130,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* the table still has a region of shared memory when it is freed */
+    regions_free(r); /* regions_free() must also free a region of shared memory that is still registered */
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -182,7 +182,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    /* the same key without its slash is another spelling of the same object */
+    /* a key without its slash names the same object as with it */
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);
@@ -307,7 +307,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* this call still reads the 10 bytes that the object has behind the first piece; the next call finds none */
+    /* the object ends 10 bytes behind the first piece; this call still reads them, and the next call finds no bytes */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -321,7 +321,8 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     assert_int_equal(ftruncate(o.fd, 2 * MIB - 1), 0);
     assert_int_equal(region_uses_write(uses, 0, &done, &err), ATTN_INVALID);
     assert_int_equal(fstat(o.fd, &st), 0);
-    assert_int_equal(st.st_size, 2 * MIB - 1); /* writing must not have extended the object */
+    /* the object of shared memory is one byte too short, and writing must not extend it */
+    assert_int_equal(st.st_size, 2 * MIB - 1);
     region_uses_free(uses);
     regions_free(r);
     object_clear(&o);
@@ -422,7 +423,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* refused without opening the memory, because the name is taken */
+    /* the name is taken, so the memory is not even opened */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
     /* refused, because the memory belongs to Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
@@ -440,7 +441,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* q is memory of a GPU, which is read in place when the job runs, so its use is not dropped */
+    /* a GPU's memory is read in place when the job runs, so the use of q must not be dropped before */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -463,7 +464,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* the same memory may be lent a second time, under another name */
+    /* one block of memory may be registered under two names */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
@@ -474,7 +475,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is read as a copy, so lse may be written over it */
+        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is copied first, so lse may be written over it */
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
         { "a", "a", "a", 66, 128, 1,

@@ -1,4 +1,5 @@
-/* A request without a connection: the table of who owns it in which state, ids, and failures. */
+/* test_request.c: tests of requests without a connection: which thread owns a request in which state, request ids, and
+ * failures. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,7 +16,7 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Which state may follow which: rows are the state before, and columns the state after. */
+/* Which state of a request may follow which: rows are the state before, and columns the state after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
@@ -31,7 +32,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has only the queue's slots for requests, two of each kind. */
+/* Makes a server that has nothing but slots for requests: two for bodies that arrive, and two for the queue. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -73,8 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* waiting requests and receiving requests have separate slots: a request that gets a waiting slot gives up its
-     * receiving slot */
+    /* a request has a receiving slot first; when it gets a waiting slot, it gives up its receiving slot */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
@@ -116,8 +116,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* Only the owner may move a request to another state. A violation is an assertion that ends the process, so a child
- * process tries it. */
+/* Only the thread that owns a request may move it to another state. Any other thread fails an assertion, which ends the
+ * process, so a child process tries it. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;

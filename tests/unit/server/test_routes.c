@@ -1,4 +1,5 @@
-/* The table of URLs: every row is valid. Also how a path and a method find their row, in tables made for this test. */
+/* test_routes.c: tests of the table of URLs: every row is valid. In tables made for this test, a path and a method find
+ * their row. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +36,7 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Returns whether two patterns differ only in the names of their parameters. The second of them would never be
+/* Returns whether two patterns differ only in the names of their parameters, so that the second would never be
  * reached. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
@@ -63,7 +64,7 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* an operation's documentation is in its own row, so the route has none */
+        /* proto_operations[] documents an operation, so its route has no documentation */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -82,8 +83,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation as its row in proto_operations[] says, and clients use its route. Every
- * operation has a route with its name and path. */
+/* Messages and the log name an operation by its row in proto_operations[], and clients by its route. Every operation
+ * must therefore have a route with its name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -144,7 +145,8 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        assert_non_null(match.route); /* the metrics' label of a path does not depend on the method */
+        /* metrics label a request by the row of its path, so any method must find a row */
+        assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
     }
@@ -226,7 +228,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* patterns stand before the literal paths that they could hide */
+    /* patterns stand before the literal paths that they match, to see that a literal path still wins */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -289,7 +291,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* row: the first row of the path */
+        int row; /* the first row of the table that has this path */
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
@@ -348,7 +350,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* As in mhd.c, percent-escapes in a path are decoded first, except that of a slash. */
+/* The server decodes percent-escapes in a path before it looks for the route (as in mhd.c), but not that of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;
@@ -403,14 +405,16 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        { PORT_METRICS, "/v1/attention/foward", "" }, /* this path exists only on the other port */
+        /* this path exists on the main port, but not on the metrics port */
+        { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
         { PORT_MAIN, "/predict", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        { PORT_METRICS, "/ping", "" }, /* suggestions must be paths of the same port, and this port has none */
+        /* a suggestion must be a path of the requested port, and the metrics port has none like this */
+        { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },
         { PORT_MAIN, "", "" },

@@ -1,5 +1,5 @@
-/* The staging pool (memory of request bodies): its limit, the memory that it keeps for reuse, growing blocks, and use
- * by several threads. */
+/* test_staging.c: tests of the staging pool (memory of request bodies): its limit, the memory that it keeps for reuse,
+ * growing blocks, and use by several threads. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* An extent (a leased block) holds what was asked for and wastes an eighth at most. Only in a block of few pages may
- * the rounding to a whole page waste more. */
+/* A leased block (extent) has the wanted size and wastes an eighth at most. Only a block of few pages may waste more,
+ * because its size is rounded to whole pages. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -48,8 +48,8 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts the bytes that are mapped, and gives all of them back. It never cuts a page in the middle, even on
- * systems with pages of 64 KiB. */
+/* The pool counts the bytes that are mapped, and unmaps all of them. It unmaps whole pages only, even on systems with
+ * pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -110,7 +110,7 @@ static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* a sanitizer's own memory grows too, so the measured bytes would say nothing about the pool */
+    skip(); /* a sanitizer uses memory itself, so the measured bytes would say nothing about the pool */
 #endif
     static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -148,7 +148,7 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    /* an unused block is unmapped to make room for this lease */
+    /* the pool unmaps a block that is not in use, to make room for this lease */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
@@ -304,24 +304,26 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* memory ahead of the body has its own limit, which is reached; a lease for a body that arrives still succeeds */
+    /* leases of memory before a body arrives have reached their limit; an ordinary lease still succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* a block grows only when arrived bytes fill it, so its bytes no longer count as leased ahead */
+    /* a leased block grows only when bytes have filled it, so the block no longer counts as leased ahead of its
+     * bytes */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0])); /* the pool gives a block that it kept for reuse */
+    /* the pool kept a released block, and leases it again */
+    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* When another token comes, each token's share becomes smaller. Memory kept from before must not be a reason to refuse
- * a lease that fits the new share. */
+/* When another token comes, each token's share becomes smaller. The pool still keeps a token's released memory for
+ * reuse, and a lease that fits the new share must not be refused because of that memory. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -360,7 +362,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* the other caller may lease what remains of the pool */
+    /* the rest of the pool may be leased by the other caller */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

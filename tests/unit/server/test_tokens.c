@@ -1,4 +1,4 @@
-/* The token file: how it is read, and which tokens are accepted. */
+/* test_tokens.c: tests of the token file: how the server reads it, and which tokens it accepts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* the name is cut after 31 characters of 2 bytes each; the limit has room for half a character more */
+    /* a name has at most 63 bytes; the 32nd character of 2 bytes does not fit */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
@@ -197,7 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns the share of `bound` that the caller with this Authorization header may use now. */
+/* Returns how much of the limit `bound` the caller with this Authorization header may use now. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

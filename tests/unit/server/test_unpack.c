@@ -1,5 +1,5 @@
-/* test_unpack.c: compressed bodies have the same result however they are split, a message for each fault, and exact
- * limits. */
+/* test_unpack.c: tests of compressed bodies: the result does not depend on how a body is split, each fault has its own
+ * message, and limits are exact. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every further call must give the same error */
+    if (status != ATTN_OK) { /* every call after the failed one must give the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -172,8 +172,7 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* Everything up to the limit is unpacked before the limit is reported, so a fault of the JSON in it is reported
- * first. */
+/* The bytes up to the limit must all be unpacked, because an error in their JSON is reported before the limit is. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };
