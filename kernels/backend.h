@@ -56,9 +56,9 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel can compute the problem, which the kernel's row of the table allows. If it can, the
-     * function fills in the rest of the plan. NULL: every kernel computes what its row allows, and plans need no
-     * geometry. */
+    /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
+     * If it can, the function fills in the rest of the plan. NULL: every kernel computes all problems that its
+     * attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -107,8 +107,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the kernel's row of the table allows the problem. The kernel may still refuse the problem: see
- * attn_backend.plan. */
+/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. The kernel may still
+ * refuse the problem: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel

@@ -35,10 +35,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Rows whose scores exceed the range of float32 are repaired (computed again), with two exceptions. The generic kernel
- * for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless dq
- * of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large
- * that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* Kernels compute rows again (repair them) if the rows' scores exceed the range of float32. The generic kernel for
+ * options differs: it repairs no rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless
+ * dq of a backward exceeds the range of float32. The float32 kernels differ too: they repair every row of a tile whose
+ * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -65,8 +65,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* rows whose scores (in a backward with a given lse: whose lse) are at most this number are computed only once;
-     * rows with larger scores are computed again */
+    /* A row whose largest score is at most this number is computed only once; other rows are computed again. (A
+     * backward with a given lse compares lse instead of the score.) */
     double most;
 };
 
@@ -225,7 +225,8 @@ static const struct extra {
 
 /* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. These are the nanoseconds that a
  * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller, because another
- * block computes while one waits for its copies. Kernels of float32 and of SIMPLE do not copy such pieces. */
+ * block computes while one waits for its copies. Kernels of float32 and kernels of the family SIMPLE do not copy such
+ * pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -383,7 +384,7 @@ static double plain_ns(const struct rate *r, const struct work *w)
            w->key_blocks * (w->tile_columns / 2 / COLUMNS) * each;
 }
 
-/* Returns whether a warp for each row computes the gradients of options (dbias, dalibi_slopes). */
+/* Returns whether the gradients of options (dbias, dalibi_slopes) are computed by one warp for each row. */
 static bool gradients_by_rows(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
     return plan->problem->q.dtype == ATTN_F32 || is_wide(r, plan, d);
@@ -408,8 +409,8 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Returns how often an observe computes the scores of all (query, key) pairs: once for the outputs by row, and once
- * more, for a part of the pairs, for each output that shows or sums probabilities. */
+/* Returns how many times an observe computes the score of a (query, key) pair, on average. It computes all scores once
+ * for the outputs by row. Each output that shows or sums probabilities needs a part of the scores once more. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -531,7 +532,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
     const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
     int64_t numbers = 0, rows = 0;
-    /* this cannot overflow, because attn_merge_check() has checked the merge */
+    /* the number of elements cannot overflow, because attn_merge_check() has checked the merge */
     (void)attn_shape_elements(out->rank, out->shape, &numbers);
     (void)attn_shape_elements(lse->rank, lse->shape, &rows);
     const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);

@@ -1,7 +1,8 @@
 /* merge.c: attn_merge(): its checks, and its loops on the host.
  *
- * The gradients of a part p need dout . (out_p - out). It is computed as dout . out_p - sum_q w_q (dout . out_q): the
- * product of each part is computed once, and out itself, which may be rounded to 16 bits or not wanted, is not read. */
+ * The gradients of a part p need the number dout . (out_p - out), where out is the sum over parts q of w_q out_q. The
+ * number is computed as dout . out_p - sum_q w_q (dout . out_q), with each dot product computed once. The stored out is
+ * not read, because it may be rounded to 16 bits or not wanted. */
 #include "merge.h"
 
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* Returns how many keys to the right of key i query i sees, if its window is bounded there (counted from top left). */
+/* For a problem whose window is bounded on the right: returns r such that query i sees keys up to i + r. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -23,8 +23,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* Kernels treat a window that is narrower than the keys in another way. The problem is divided only if the window
-     * of every part is narrower, so that the parts have the same bits as the whole. */
+    /* Kernels compute a window that is narrower than the keys in another way than a wider one. The problem is divided
+     * only if the window of every part is narrower, so that the parts have the same bits as the whole. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 

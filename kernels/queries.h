@@ -20,10 +20,10 @@ extern "C" {
  * dq in tiles of that many queries) and of SPLIT_ROWS (that many rows of float32 numbers have a common exponent). */
 enum { ATTN_QUERY_UNIT = 128 };
 
-/* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries
- * from the beginning or from the end of the whole problem: ALiBi, dropout, FlashMask, windows to the left, windows to
- * the right unless the last query sees no more keys than there are, seqlens_q, and seqlens_k with a causal mask that is
- * aligned to the end. Packed problems and those with pages cannot be divided either. */
+/* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from
+ * the beginning or the end of the whole problem. These options are ALiBi, dropout, FlashMask, windows to the left,
+ * seqlens_q, seqlens_k with a causal mask aligned to the end, and windows to the right in which the last query sees
+ * more keys than there are. Problems that are packed or have pages cannot be divided either. */
 bool attn_queries_divide(const attn_problem *p);
 
 /* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */

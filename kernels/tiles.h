@@ -79,8 +79,8 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, lie at the row stride from each other: with pages,
- * those up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. With pages these
+ * are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -143,8 +143,9 @@ typedef struct attn_range {
     int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
 } attn_range;
 
-/* Returns the number that is added to i before i is compared with a key. It aligns the last query with the last key;
- * with top_left, the first query with the first key. */
+/* Returns the number that is added to the index i of a query before i is compared with the index of a key. With it
+ * the last query has the index of the last key, or, if masks are aligned top left, the first query that of the first
+ * key. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;

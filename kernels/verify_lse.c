@@ -52,7 +52,8 @@ enum {
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
 /* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
- * and the options that the client may have left out. lse in base 2 is judged by the scores of the first row. */
+ * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
+ * first row. */
 static const struct {
     const char *with;
     unsigned without;
@@ -96,7 +97,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* if the problem has only one mask, an earlier row of the table already leaves it out */
+            /* if the problem has only one mask, an earlier variant in the table already leaves this mask out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -348,7 +349,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 }
 
 /* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
- * becomes a row that fits it. */
+ * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {

@@ -459,8 +459,8 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
     top->key[n] = key;
 }
 
-/* Computes three sums over the keys of query i of head h, in double and without the sink: the largest score m, l = sum
- * exp(z - m), and e = sum exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. `top`
+/* Computes three numbers from the scores of query i of head h, in double and without the sink: the largest score m, l =
+ * sum exp(z - m), and e = sum exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. `top`
  * (NULL: not wanted) must be empty before the call. */
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);

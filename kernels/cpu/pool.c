@@ -119,8 +119,8 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when more threads compute than the pool has,
- * because a thread with a loop of its own has begun, and when another loop has been posted. */
+/* Takes items of a loop, on a worker thread. The worker leaves the loop when another loop has been posted. It also
+ * leaves when more threads compute than the pool has, because a thread with a loop of its own has begun. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&

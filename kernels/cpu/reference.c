@@ -88,7 +88,8 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the factor of a float8 tensor (the tensor named *_scale) for this batch row and key/value head. */
+/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` names the tensor of
+ * scales, such as k_scale. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;

@@ -103,8 +103,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, a backward has chunks for all Sk rows of K, because chunks also write the zero
-     * gradients of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K: the chunks also write the zero gradients
+     * of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 

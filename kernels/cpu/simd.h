@@ -157,9 +157,9 @@ struct simd_type {
     int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If it returns
-     * false, the caller must handle larger numbers, whose sums may overflow, and NaN and infinity, which must not be
-     * multiplied by the zeros of hidden keys, because 0 * NaN is NaN. */
+     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. After false, the
+     * caller must handle larger numbers, whose sums may overflow. It must also handle NaN and infinity: multiplied by
+     * the zeros of hidden keys they would give NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);

@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: adds the sums `sum` and `part` of the next columns to the row's running sum l and entropy
- * sum e. m is the row's maximum before, `most` the maximum with the next columns. */
+/* Ends observe() for one row: adds `sum` and `part`, the two sums over the next columns, to the row's running sum l and
+ * entropy sum e. m is the row's maximum without the next columns, `most` the maximum with them. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;

@@ -9,7 +9,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Returns x as a kernel keeps it between two steps: in float32 if c->in_float is set, otherwise in double. */
+/* Rounds x to float32 if c->in_float is set, as a kernel does that stores x between two steps. Otherwise returns x. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;

@@ -52,7 +52,8 @@ struct candidate {
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* A lower score is a better explanation. A score of 0 means that the mistake explains nothing of the error. */
+    /* Explanations are ordered by score, lowest (best) first. A score of 0 means that the mistake explains nothing of
+     * the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the mistake would change a tensor that the caller has right */
@@ -103,7 +104,7 @@ struct judge {
     bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
     double time_s;      /* the time in seconds that the judge should take in all */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the running pass, the only results that a pass stores */
+    struct truth some; /* dbias, dsinks and dslopes of the running pass; the pass stores no other results */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
@@ -134,7 +135,7 @@ struct judge {
     /* indices of the tiles of `other` on which mistakes are tested first; NULL: all tiles of `other` */
     int64_t *other_sample;
     int64_t other_count;
-    struct mistake trying; /* the single mistake that is being tested */
+    struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
     bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */

@@ -89,8 +89,8 @@ typedef struct variation {
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    /* a number whose meaning depends on the mistake: keys of a tile, splits of the keys, or terms of a sum between two
-     * roundings */
+    /* With SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys. With ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
+     * terms of a sum between two roundings. With other mistakes: number of keys of a tile. */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
     /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED includes splits of the keys of which the row sees no key */
