@@ -399,8 +399,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe have axes of their own, whose
- * sizes the options of the observe determine. */
+/* Returns the size of the axis with this letter (attn_axes). Outputs of an observe (statistics of probabilities) have
+ * axes whose sizes its options determine. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;

@@ -278,7 +278,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* number of inputs among q, k and v: an observe has no v */
+    /* number of inputs among q, k and v: an observe (statistics of probabilities) has no v */
+    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3;
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
             return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required; %s",
@@ -466,8 +467,8 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a range of queries (or keys) of an observe, given as [first, end): it must lie within the `size` queries (or
- * keys) that exist. An end of -1 stands for `size`. */
+/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end): it must lie
+ * within the `size` queries (or keys) that exist. An end of -1 stands for `size`. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -482,7 +483,8 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members of `observe`. It reads the lengths of a sequence, which must have been checked. */
+/* Checks the members of the problem's `observe`. The lengths of the sequence that it names must have been checked
+ * before. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;

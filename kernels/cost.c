@@ -218,7 +218,7 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes in addition to its computing. A call on a GPU is a few launches, one after the other. */
+/* Seconds that a call takes in addition to its computing; on a GPU, for a few launches. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
@@ -236,8 +236,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation whose measured rates estimate `op`. An observe computes scores as a forward does, so it has the
- * forward's rates; scores_made() says how many times it computes them. */
+/* Returns the operation whose measured rates estimate `op`. An observe (statistics of probabilities) has the rates of a
+ * forward, because both compute scores; scores_made() says how many times an observe computes them. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -283,7 +283,8 @@ enum {
 struct work {
     /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
     double heads, columns, numbers, triples;
-    /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
+    /* tiled: number of (query, key, head) triples in whole tiles of the problem, padding included; tile_columns: number
+     * of columns that blocks multiply for each triple */
     double tiled, tile_columns;
     /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
      * otherwise 0 */

@@ -36,8 +36,8 @@ struct attn_counter {
     int64_t planes_b, heads;
     double each; /* number of (batch row, head) pairs for which each plane stands */
 
-    /* the plane (batch row and head) that is being counted, and where the next step goes on: at a band of rows, a block
-     * of keys, or a row */
+    /* The plane (batch row and head) that is being counted, and the place in it where the next step goes on: a band of
+     * rows, a block of keys, or a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows sees than the band before it (add_rows()). For

@@ -16,8 +16,9 @@
 extern "C" {
 #endif
 
-/* The first query of a part is a multiple of ATTN_QUERY_UNIT, which is a multiple of QUERY_TILE (the backwards add up
- * dq in tiles of that many queries) and of SPLIT_ROWS (that many rows of float32 numbers have a common exponent). */
+/* The first query of a part is a multiple of ATTN_QUERY_UNIT. ATTN_QUERY_UNIT is a multiple of QUERY_TILE, because
+ * backwards add up dq in tiles of QUERY_TILE queries. It is a multiple of SPLIT_ROWS too, because groups of SPLIT_ROWS
+ * rows of float32 numbers share an exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from

@@ -27,7 +27,7 @@ enum {
     TILE = 64,
 };
 
-/* A problem, and bounds on the size of its numbers. */
+/* A problem, and bounds on the size of the numbers in its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
@@ -176,8 +176,7 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* Returns whether the row sees key j, which causal, window and lengths permit: that is, whether keep_mask and FlashMask
- * permit it too. */
+/* Returns whether keep_mask and FlashMask let the row see key j. The caller has tested causal, window and lengths. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -393,7 +392,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* v is not given in an observe, which needs only q and k */
+    /* v is not given in an observe (statistics of probabilities), which needs only q and k */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);

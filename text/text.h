@@ -3,9 +3,9 @@
  * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
  * other file needs stays in that file.
  *
- * Functions that must be fast are inline. An HTTP answer has two dozen integers and a log line has five. printf() takes
- * longer for these integers than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the
- * program always runs in the C locale. */
+ * Functions that must be fast are inline: for the two dozen integers of an HTTP answer, printf() takes longer than
+ * base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program always runs in the C
+ * locale. */
 #ifndef TEXT_H
 #define TEXT_H
 

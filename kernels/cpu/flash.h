@@ -83,8 +83,8 @@ enum flash_path {
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
-/* The lse of a row in two parts: its largest score and the logarithm of the rest, in natural units. A row that sees
- * no key has -inf and 0. */
+/* The lse of a row as a sum of two numbers, in natural units: its largest score `top`, and `rest`, the logarithm of sum
+ * exp(score - top). A row that sees no key has -inf and 0. */
 struct flash_lse {
     double top, rest;
 };
@@ -203,8 +203,9 @@ struct flash {
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe with an entry for each row. With z in base 2, P = exp2(z - row_base) row_inverse. row_base
-     * is INFINITY where every P of the row is 0, and NaN where `strange` holds the row's lse. */
+    /* Arrays of an observe (statistics of probabilities) with an entry for each row. With z in base 2, P = exp2(z -
+     * row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN where `strange` holds the
+     * row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
      * map. shown_keys: number of keys in a row of the output key_mass. */

@@ -136,7 +136,7 @@ struct simd_gradient {
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
     float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
 
-    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
+    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
     void *P_b; /* P * drop as a B operand of k rows of queries and n columns of keys */
     int64_t P_ldb;

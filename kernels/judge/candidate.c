@@ -32,8 +32,8 @@ static double root_mean_square(const struct judge *j, int which, const struct di
     return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
 }
 
-/* Returns whether the mistake explains this tensor. now: the caller's differences from the truth (float64 results).
- * left: the caller's differences from the results of a kernel with the mistake. */
+/* Returns whether a mistake explains the errors of tensor `which`. now: the caller's differences from the truth
+ * (float64 results). left: the caller's differences from the results of a kernel with the mistake. */
 static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
 {
     if (left->bad > now->bad / 10) return false;
@@ -117,7 +117,8 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
+/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
+ * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -178,8 +179,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Returns whether the mistake explains most of the mean error of a tensor other than lse, even if the tensor is within
- * its limit. */
+/* Returns whether the candidate's mistake explains most of the mean error of a tensor other than lse. The tensor may be
+ * within its limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;

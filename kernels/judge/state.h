@@ -47,7 +47,7 @@ struct mistake {
 struct candidate {
     /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
-    /* differences between the caller's results and those of a kernel with the mistake */
+    /* differences between the caller's results and those of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
@@ -56,7 +56,7 @@ struct candidate {
      * the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the mistake would change a tensor that the caller has right */
+    bool breaks;       /* true: the candidate's mistakes would change a tensor that the caller has right */
     /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
@@ -82,8 +82,9 @@ struct pass {
     int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
     /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
     bool converts;
-    bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
-    int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
+    bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
+    /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
+    int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
@@ -167,12 +168,13 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j);
-/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
+/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
+ * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns, as bits, the tensors of whose error a single mistake removes most. 0: the mistake is not among the causes of
- * the error. */
+/* Returns, as bits, the tensors of whose error a candidate of one mistake removes most. 0: the mistake is not among the
+ * causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory

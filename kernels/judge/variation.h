@@ -125,7 +125,7 @@ typedef struct variation {
 
     /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
     uint64_t swapped;
-    /* true: the whole problem is read with heads and rows exchanged, so each row attends to other heads */
+    /* true: the whole problem is read with heads and rows exchanged, as if heads were rows and rows were heads */
     bool swapped_problem;
 } variation;
 
