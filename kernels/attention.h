@@ -300,16 +300,17 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 /* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with a `text` write to it and return it. */
+ * text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
+ * returns it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
- * the wire), id of its feature, least and largest value other than 0, these limits as a message states them, meaning. 0
- * means off. score.h defines the effect on a score. The row of an option creates its member in both structs, its
- * feature, its rule in attn_check() and the decoder's option. */
+/* Table of the options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry
+ * and in requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits
+ * in messages, meaning. score.h defines how an option changes a score. A row creates the option's member in both
+ * structs, its feature, its rule in attn_check() and its entry in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -902,8 +903,8 @@ typedef struct attn_merge_problem {
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
- * this returns, the memory of their tensors when the stream is done. Errors: those of attn_merge_check(), INVALID where
- * memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+ * this returns; the memory of their tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
+ * INVALID where memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */

@@ -310,9 +310,9 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
-/* Returns the number of columns that the generic kernels multiply per (query, key) pair where heads are wide (more than
- * WIDE_COLUMNS columns); for other heads they multiply D + Dv. For a backward it returns 1 / 2.5 of the number, because
- * the backward's rates are those of five products of (D + Dv) / 2 columns each. */
+/* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
+ * WIDE_COLUMNS columns). For a backward the number is divided by 2.5: the rates of a backward are per column of D + Dv,
+ * and contain five products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);

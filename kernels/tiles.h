@@ -27,8 +27,8 @@
 #define ATTN_LSE_MOST 16777216.0f
 
 /* Where a row sees only one key, lse must be the key's score. The two count as equal if they differ by no more than
- * this share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last
- * place in lse, and half a unit in the backward's score. */
+ * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, and by half
+ * a unit of the last place each where lse is stored and where the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -143,9 +143,8 @@ typedef struct attn_range {
     int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
 } attn_range;
 
-/* Returns the number that is added to the index i of a query before i is compared with the index of a key. With it
- * the last query has the index of the last key, or, if masks are aligned top left, the first query that of the first
- * key. */
+/* Returns i' - i, where i' is the position of query i among the keys. The last query has the position of the last key.
+ * If masks are aligned top left, the first query has the position of the first key instead. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;

@@ -83,8 +83,8 @@ enum flash_path {
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
-/* The lse of a row as a sum of two numbers, in natural units: its largest score `top`, and `rest`, the logarithm of sum
- * exp(score - top). A row that sees no key has -inf and 0. */
+/* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
+ * top. A row that sees no key has -inf and 0. */
 struct flash_lse {
     double top, rest;
 };

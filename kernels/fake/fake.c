@@ -321,7 +321,7 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
 }
 
 /* Counts a call and checks whether it must fail: because the device is lost, or by a fault that counts all calls. Every
- * call that can fail begins with enter(), while it holds the lock. */
+ * call that can fail begins with enter(), while it holds device->lock. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)

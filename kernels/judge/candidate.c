@@ -70,7 +70,8 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
 }
 
 /* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). whole: the pass goes over all tiles, not
- * only over the sample. Returns false if the candidate does not apply to the problem. */
+ * only over the sample (the tiles on which mistakes are tested first). Returns false if the candidate does not apply to
+ * the problem. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);

@@ -64,8 +64,9 @@ struct candidate {
     bool whole;
 };
 
-/* A unit is the least part of a problem that a pass can compute: a tile in a forward, and in a backward all tiles of a
- * key/value head in a sequence, because dk and dv are sums over them. The index of its first tile names a unit. */
+/* The units in which one result has its largest errors. A unit is the least part of a problem that a pass can compute:
+ * a tile in a forward, and in a backward all tiles of a key/value head in a sequence, because dk and dv are sums over
+ * them. The index of its first tile names a unit. */
 struct worst_units {
     int count;
     int64_t unit[WORST_UNITS]; /* indices of the units, in descending order of error */
@@ -162,8 +163,9 @@ void verdict_decide(struct judge *j);
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
  * does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
-/* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample.
- * It returns false if the candidate does not apply to the problem. candidate_end() stores what that pass has found. */
+/* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample
+ * (the tiles on which mistakes are tested first). It returns false if the candidate does not apply to the problem.
+ * candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
