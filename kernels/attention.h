@@ -76,7 +76,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* One row per dtype: id, wire name, safetensors name, KServe name, bytes, 1 for floating point */
+/* One row per dtype: id, name in requests, safetensors name, KServe name, bytes, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -101,7 +101,7 @@ typedef enum attn_dtype {
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
-/* accepts the wire name, the safetensors name or the KServe name, in upper or lower case */
+/* accepts the name in requests, the safetensors name or the KServe name, in upper or lower case */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 

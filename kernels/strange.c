@@ -13,13 +13,14 @@ enum {
      * rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes some 16 ns in addition to reading its numbers: as long as reading KEY_NUMBERS numbers */
+    /* reading a key takes some 16 ns in addition to reading its elements, which is as long as reading KEY_NUMBERS
+     * elements */
     KEY_NUMBERS = 16,
-    /* how many numbers of keys may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS
-     * rows are read even beyond this limit */
+    /* how many elements of k may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS rows
+     * are read even beyond this limit */
     NUMBERS = 1 << 19,
-    /* how many numbers of keys may be read for one row. If the row has more keys, evenly spaced keys are read,
-     * beginning with a random one */
+    /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
+     * a random one */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, where only their bias and slopes are read */
     /* smallest number of queries in a tile of any kernel. Kernels bound the scores of all rows of a tile by the tile's
@@ -33,8 +34,8 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* attn_strange_limits.bound_from: the product of sizes from which a row is slow to compute; infinite where no row
-     * can reach it */
+    /* A row is slow to compute if the product of D, the scale and the largest numbers of q and k reaches this number
+     * (attn_strange_limits.bound_from); infinite where no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */

@@ -36,7 +36,8 @@
 enum {
     /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
     FIRST_ROWS = 4,
-    ROWS_SHARE = 128, /* a large problem checks one row of every 128 first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE is checked first, but at most ATTN_LSE_ROWS rows */
+    ROWS_SHARE = 128,
     /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
     ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */

@@ -25,7 +25,7 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the given options, or with some of them left out or another scale. */
+/* One way to compute scores: with the options as given, with some of them left out, or with another scale. */
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */

@@ -36,8 +36,8 @@ struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of
 /* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
 struct text text_growing(size_t limit);
 
-/* Hands the memory of a growing text to the caller, who frees it with free(). Returns NULL after a failure, and frees
- * the memory. */
+/* Hands the memory of a growing text to the caller, who frees it with free(). After a failure the function frees the
+ * memory itself and returns NULL. */
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
 

@@ -196,7 +196,8 @@ struct flash {
     char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
     char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P float32 cannot compute as exp2(score - lse2); other entries are not written */
+    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; other entries are not
+     * written */
     struct flash_strange *strange;
     /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
@@ -276,7 +277,8 @@ struct flash_arena {
     int64_t used;
 };
 
-/* Takes count * bytes at a multiple of 64. Returns NULL if the arena only measures. */
+/* Takes memory for `count` elements of `bytes` bytes, at an address that is a multiple of 64. Returns NULL if the arena
+ * only measures. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -451,7 +453,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score to the largest ones. It must exceed flash_top_least(). */
+/* Adds a score to the largest ones. The score must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;

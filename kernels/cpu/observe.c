@@ -248,8 +248,8 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Returns true if no score is needed before the phase FLASH_KEYS: lse is given, and no wanted output needs other sums
- * over the scores. */
+/* Returns true if no score is needed before the phase FLASH_KEYS: lse is given, and no wanted output needs sums over
+ * the scores. */
 static bool is_known(const struct flash *f)
 {
     return f->g.observe.given_lse && !f->p->row_max.rank && !f->p->entropy.rank && !f->p->max_logit.rank &&

@@ -427,7 +427,8 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-/* Allocates memory for one head of the problem and for the requested sums. Returns false if memory runs out. */
+/* Allocates memory for one head of the problem and for the requested gradients that are sums over heads or batch rows.
+ * Returns false if memory runs out. */
 static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);

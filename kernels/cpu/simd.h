@@ -82,7 +82,7 @@
 
 enum {
     SIMD_PANEL = 32,  /* number of columns of a panel, the unit in which a B operand is stored */
-    SIMD_A_ROWS = 16, /* an A operand can be read up to a multiple of this many rows */
+    SIMD_A_ROWS = 16, /* the memory of an A operand can be read up to the next multiple of this many rows */
 };
 
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
@@ -252,8 +252,8 @@ struct simd {
      * than 3e-7 of |m| + log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
-    /* Computes y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
-     * below -150; NaN stays NaN. y may be x. */
+    /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.
+     * The result is 0 for -inf and for x below -150, and NaN for NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
     /* Does one step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or c = 1

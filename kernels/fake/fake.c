@@ -208,7 +208,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* for RUN: every_row as in attn_run_some(), left_rows as in attn_stream_left_rows() */
+    /* for RUN: every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run has left out rows */
+    bool every_row, left_rows;
 };
 
 static int64_t now_ns(void)

@@ -15,7 +15,7 @@ enum {
 
 /* Returns how many multiply-adds in double a thread does per second. */
 double effort_rate(void);
-/* Returns how many emulations of right kernels a judge computes for a problem. */
+/* Returns how many right kernels a judge emulates for a problem. */
 int effort_emulations(const attn_problem *p);
 /* Returns how long emulating `count` right kernels takes, divided by the time of the truth (float64 results). */
 double effort_of_emulations(int count);

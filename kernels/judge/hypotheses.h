@@ -16,9 +16,9 @@ struct hypothesis_facts {
      * variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
-    bool has_gaps;          /* k and v have more rows than some sequence has keys */
-    bool uneven;            /* some sequence has different numbers of queries and keys */
-    bool has_empty;         /* some query may see no key at all */
+    bool has_gaps;          /* true: k and v have more rows than some sequence has keys */
+    bool uneven;            /* true: some sequence has different numbers of queries and keys */
+    bool has_empty;         /* true: some query may see no key at all */
 };
 
 enum { HYPOTHESIS_WORDS = 64 };

@@ -93,7 +93,7 @@ typedef struct variation {
      * terms of a sum between two roundings. With other mistakes: number of keys of a tile. */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED includes splits of the keys of which the row sees no key */
+    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED also counts splits in which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
      * tile; 0: padding does not count. */
