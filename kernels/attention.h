@@ -362,7 +362,7 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors above, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
     /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
@@ -730,8 +730,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel reads each number of its inputs about once, so a copy to device memory would gain nothing: it
-     * may read from staging memory (reads_staging) */
+    /* true: the kernel may read from staging memory (reads_staging). It reads each number of its inputs about once, so
+     * a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 

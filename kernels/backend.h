@@ -121,8 +121,8 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
 /* Fills results that kernels do not write, on the host. In padding rows (behind seqlens_q, or between packed sequences)
- * lse becomes -inf, and all other results become 0. All outputs of an observe are filled completely, top_keys with -1.
- * See padding.c. */
+ * lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of probabilities) are filled
+ * completely, top_keys with -1. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */

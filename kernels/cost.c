@@ -149,10 +149,9 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to the work of one (query, key, head) triple. A problem pays for each row of this table
- * once, however many of the row's features it has. GENERIC has rows of TILES and rows of ROWS for the gradients of
- * options. A problem pays only for one of the two: ROWS for float32 and wide heads, otherwise TILES
- * (gradients_by_rows()). */
+/* The time that features add to the work of one (query, key, head) triple. A problem that has any of the features of a
+ * row pays for the row once. For the gradients of options, GENERIC has two kinds of rows: ROWS for float32 and wide
+ * heads, TILES for other problems (gradients_by_rows()). A problem pays for one kind only. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -440,8 +439,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. Of a pool of pages, only `numbers` numbers of keys and
- * values count, because kernels do not read the whole pool. Values that share the keys' memory count once. */
+/* Returns the bytes of all tensors that are given or written. Of keys and values in pages, only `numbers` elements
+ * count, because kernels do not read all pages. Values that share the keys' memory count once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;

@@ -212,8 +212,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result may be negative,
- * because columns without a key are not read. */
+/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result is negative if
+ * keep_mask has more columns than the sequence has keys; columns without a key are not read. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;

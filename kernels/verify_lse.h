@@ -104,7 +104,8 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* Returns the factor of q . k of a row: the product of its float8 scales; 1 where none is given. */
+/* Returns the product of the float8 scales of q and k for a row, by which q . k is multiplied; 1 where no scale is
+ * given. */
 ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
 {
     const attn_view *const q = &g->view[ATTN_T_q_scale], *const k = &g->view[ATTN_T_k_scale];

@@ -253,8 +253,8 @@ struct flash_run {
     bool small; /* true: the run is too small to wake other threads */
 };
 
-/* Computes the bytes of workspace that suffice for these problems, whatever the lengths of their sequences are.
- * TOO_LARGE on overflow. */
+/* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
+ * are. TOO_LARGE on overflow. */
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
@@ -398,8 +398,8 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* Function of decode.c. Computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle (key/value
- * heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
+/* The function in decode.c that computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle
+ * (key/value heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its

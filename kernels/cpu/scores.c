@@ -57,7 +57,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        /* If the problem has no options, S stays the products q . k. softmax() multiplies them by c, and a hidden -inf
+        /* If the problem has no options, S stays the products q . k, and softmax() multiplies S by c. A hidden -inf
          * stays -inf. */
         c <= FLT_MAX) {
         for (int head = 0; block->ranged && head < t->heads; head++)

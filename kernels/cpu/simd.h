@@ -281,8 +281,8 @@ struct simd {
  * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
-/* Returns the table of that name; NULL if this build or this processor does not have it. Tests and benchmarks use
- * it. */
+/* Returns the table named `name`; NULL if this build or this processor does not have it. Tests and benchmarks use this
+ * function. */
 const struct simd *simd_find(const char *name);
 
 /* Names of all tables, slowest first, with NULL at the end. */

@@ -161,8 +161,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Returns whether the mistake makes errors as large as the caller's in each wrong tensor, and only small errors in the
- * tensors that are right. */
+/* Returns whether the candidate's mistake makes errors as large as the caller's in each wrong tensor, and only small
+ * errors in the tensors that are right. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
