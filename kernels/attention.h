@@ -801,7 +801,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Computes how many bytes of scratch memory (device memory) attn_run() needs for these plans together. */
+/* Computes how many bytes of scratch memory (device memory) attn_run() needs for the `count` plans together. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -1003,12 +1003,13 @@ bool attn_has_truth(const attn_capabilities *can);
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err);
 
-/* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
- * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
- * and belong to the stream until it is done; the structs may be freed when this returns. One launch of a kernel is
- * meant to take 20 ms at most. On an H100 it takes longer where a row sees more than 100,000 keys (with options
- * 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread. Errors:
- * UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+/* Queues some 25 ms of the work that computes the truth (float64 results) and sets *step, as attn_run_some() does: 0 at
+ * the first call, ATTN_NO_MORE_STEPS when all is queued. Pointers in the problem are device memory. Problem, results
+ * and workspace are the same at every call, and belong to the stream until it is done; the structs may be freed when
+ * this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a row sees more
+ * than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a key. Call it from
+ * the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the
+ * device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 

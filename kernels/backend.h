@@ -82,7 +82,7 @@ struct attn_backend {
     /* NULL: this backend has no notes; attn_stream_note() then returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
-    /* import and release_import are NULL where processes cannot share memory of these devices */
+    /* import and release_import are NULL where processes cannot share memory of the backend's devices */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
     /* pin and unpin are NULL where memory cannot be pinned */

@@ -28,7 +28,7 @@ bool attn_queries_divide(const attn_problem *p)
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
-/* Returns the axis of queries of a tensor, or -1 if the tensor has none or all queries share it. */
+/* Returns the axis of queries of a tensor; -1 if the tensor has no such axis, or if it has size 1 for all queries. */
 static int query_axis(const attn_problem *p, attn_tensor_id id)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -77,8 +77,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the last unit (of ATTN_QUERY_UNIT queries) with which this range may end: each range behind it needs at least
-         * one unit */
+        /* the last unit (of ATTN_QUERY_UNIT queries) with which range n may end: each later range needs at least one
+         * unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

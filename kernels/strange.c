@@ -313,8 +313,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* If q . k is too small to change scores of this size, all scores of the row are the bias. Kernels recognise the
-     * row by its equal biases, and compute it fast. */
+    /* The scores of the row are so large that q . k may be too small to change them. All scores are then the bias.
+     * Kernels recognise such a row by its equal biases, and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

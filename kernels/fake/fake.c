@@ -336,8 +336,8 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether these bytes lie in memory of this device: in an allocation that has not been freed, or in imported
- * memory. The caller must hold device->lock. */
+/* Returns whether the `bytes` bytes at `memory` lie in memory of this device: in an allocation that has not been freed,
+ * or in imported memory. The caller must hold device->lock. */
 static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
 {
     for (const struct block *b = device->blocks; b; b = b->next)
