@@ -182,9 +182,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in three
- * parts (simd_split.h) multiplies 1.4 times as fast as f32, one with two parts 2 times. But such types pad D and Dv to
- * multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
+/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
+ * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
+ * Dv to multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny

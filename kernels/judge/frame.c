@@ -117,7 +117,8 @@ static void place_as_device(const struct frame *f, struct tile *t)
     t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
 }
 
-/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, stores them there. */
+/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, the function stores the chosen
+ * tiles in f->tiles. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
     const attn_dims *const d = &f->g.dims;
