@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* names the dtype, if exactly one is allowed whatever q's dtype is */
+    /* If exactly one dtype is allowed whatever dtype q has, the message names that dtype. */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -245,7 +245,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    /* letters are copied in a loop, because snprintf() took 2 us per problem here */
+    /* a loop copies the letters, because snprintf() would take 2 us per problem */
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
@@ -326,7 +326,7 @@ static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, 
                      attn_dtype_name(dtype), attn_dtype_in(set->always, q) ? "" : "float32 or ", attn_dtype_name(q));
 }
 
-/* Checks that an observe has the options that its output `id` needs. */
+/* Checks that a problem of op ATTN_OP_OBSERVE has the options that its output `id` needs. */
 static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -399,8 +399,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe have axes of their own, whose
- * sizes the options of the observe determine. */
+/* Returns the size of the axis with this letter (attn_axes). Outputs of an observe (statistics of probabilities) have
+ * axes whose sizes its options determine. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -487,7 +487,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        /* the last axis of a tensor has stride 1, which no view stores */
+        /* a view stores no stride for the last axis of a tensor, because that stride is always 1 */
         default: break;
         }
     }
@@ -551,7 +551,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* the part keeps an axis of size 1: the tensor is broadcast along it, or has a single row or head */
+            /* The part of the problem keeps the whole axis where its size is 1: the tensor is broadcast along it, or
+             * has a single row or head. */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -560,8 +561,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* the part gets no prefix_keys: they compare the pages of row b with those of row b - 1, which may lie outside the
-     * part */
+    /* A part with fewer batch rows than its problem gets no prefix_keys. They say which keys row b shares with row b -
+     * 1, which may lie outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
@@ -661,7 +662,7 @@ int64_t attn_rows_that_exist(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     int64_t rows = 0;
-    /* this product cannot overflow, because attn_check() has checked the number of q's elements */
+    /* B * Sq * H (packed: total_q * H) cannot overflow, because attn_check() has checked the number of q's elements. */
     if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq);
     for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
     return rows * g.dims.H;

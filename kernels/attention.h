@@ -76,7 +76,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* One row per dtype: id, wire name, safetensors name, KServe name, bytes, 1 for floating point */
+/* One row per dtype: id, name in requests, safetensors name, KServe name, bytes, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -101,23 +101,25 @@ typedef enum attn_dtype {
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
-/* accepts the wire name, the safetensors name or the KServe name, in upper or lower case */
+/* accepts the name in requests, the safetensors name or the KServe name, in upper or lower case */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
-/* Writes the wire names of a set of dtypes as text, such as "float32, float16 or bfloat16". Returns `text`. */
+/* Writes the names of a set of dtypes, as requests spell them, such as "float32, float16 or bfloat16". Returns
+ * `text`. */
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. A device whose kernels support only smaller heads says so when it plans a
- * problem. Multi-head latent attention has D = 576 and Dv = 512; its v is the first 512 columns of k, in the same
- * memory with k's strides. */
+/* The largest D and Dv of every operation. It has room for multi-head latent attention with D = 576 and Dv = 512, where
+ * v is the first 512 columns of k, in the same memory with k's strides. A device whose kernels support only smaller
+ * heads says so when it plans a problem. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Limit on B times H of one problem, because each sequence and each head costs time and workspace even where
- * it is empty. At that limit, heads with 16 rows of 8 half-precision numbers (q, k and v) take 805 MB. */
+/* Limit on B times H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
+ * limit allows large problems of small heads: with 16 rows of 8 half-precision numbers per head, q, k and v take 805
+ * MB. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
@@ -176,8 +178,8 @@ typedef enum attn_axes_kind {
 } attn_axes_kind;
 
 typedef struct attn_axes {
-    /* letters of the axes in layout bshd, and in a packed problem; an empty `packed`: a packed problem cannot have the
-     * tensor */
+    /* `plain`: letters of the axes in layout bshd; `packed`: letters of the axes in a packed problem, or an empty
+     * string if a packed problem cannot have the tensor */
     const char *plain, *packed;
     const char *paged; /* letters of the axes where page_table is given; NULL: the same letters as without page_table */
     attn_axes_kind kind;
@@ -298,16 +300,17 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 /* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with a `text` write to it and return it. */
+ * text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
+ * returns it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
- * the wire), id of its feature, least and largest value other than 0, these limits as a message states them, meaning. 0
- * means off. score.h defines the effect on a score. The row of an option creates its member in both structs, its
- * feature, its rule in attn_check() and the decoder's option. */
+/* Table of the options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry
+ * and in requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits
+ * in messages, meaning. score.h defines how an option changes a score. A row creates the option's member in both
+ * structs, its feature, its rule in attn_check() and its entry in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -359,7 +362,7 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors above, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
     /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
@@ -389,10 +392,10 @@ typedef struct attn_problem {
     bool deterministic;
     attn_observe observe;
 
-    /* Only with page_table; may be NULL. int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of
-     * row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A kernel may
-     * read the memory that several rows share once for all of them, or ignore this member. The member changes no bit of
-     * the results and is not a feature. */
+    /* Only with page_table; may be NULL. int32 [B], in host or device memory as seqlens_k is. The first prefix_keys[b]
+     * keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A
+     * kernel may use it to read keys that several rows share only once. It changes no bit of the results, and is not
+     * among attn_features(). */
     const int32_t *prefix_keys;
 } attn_problem;
 
@@ -406,7 +409,7 @@ typedef struct attn_problem {
  * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
  * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head, heads: numbers of key/value heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, not query heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -415,8 +418,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k,
- * which no sequence exceeds. With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
+/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k (no
+ * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
  * sequences are not here, because they are values that may be in device memory: see attn_sequence_of() in
  * kernels/tiles.h. */
 typedef struct attn_dims {
@@ -495,8 +498,8 @@ void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
  * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
- * int32, other outputs are float32. INVALID where an observe lacks what the output needs; TOO_LARGE where its weights
- * are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+ * int32, other outputs are float32. INVALID where an observe lacks an option that the output needs; TOO_LARGE where its
+ * weights are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
@@ -568,14 +571,14 @@ double attn_scores(const attn_problem *p);
 /* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Returns whether every output that this checked problem requests has no elements. attn_run() skips such a problem, and
- * it needs no workspace, however large its other sizes are. */
+/* Returns whether none of the outputs that a checked problem requests has any elements. attn_run() skips such a
+ * problem, so the problem needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them in
- * double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all tensors
- * in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take
- * some 0.2 s. */
+ * double, on one thread, and compares them with the given out. The problem is a checked forward whose out has been
+ * computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq
+ * x H x Dv) all rows take some 0.2 s. */
 typedef struct attn_verification {
     /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
      * is finite */
@@ -633,8 +636,8 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows that attn_lse_choose() picked, which are in `row` */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* for each row: its lse by each variant (the options as given, or one of them left out: verify_lse.h), then the
-     * mean size of its keys' products q_d k_d */
+    /* For each row: its lse by each variant of the scores, then the mean size of its keys' products q_d k_d. A variant
+     * is the problem's options as given, or without some of them (verify_lse.h). */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -648,7 +651,7 @@ typedef struct attn_stream attn_stream;
 typedef struct attn_device_options {
     int threads; /* for the backend "cpu": number of worker threads; 0: one for each core that the process may use */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
-    const char *script;   /* for the fake backend: the faults that it injects */
+    const char *script;   /* script of the errors that the backend "fake" produces (kernels/fake/fake.c) */
 } attn_device_options;
 
 typedef struct attn_device_info {
@@ -657,19 +660,19 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than this
-     * bound or fastest_flops allows cannot end in time */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; no problem ends earlier than this bound
+     * and fastest_flops allow */
     double fastest_scores;
-    double peak_flops; /* 16-bit operations per second that the hardware promises; 0: not known */
-    double peak_bytes; /* bytes per second that the device's memory promises; 0: not known */
+    double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
+    double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
     /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
     char peak_from[128];
     int units;    /* number of threads (CPU) or multiprocessors (GPU); the rates of attn_cost_of() are per unit */
     bool unified; /* true: kernels read and write staging memory (host memory) directly, so no copies are needed */
     /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
     bool reads_staging;
-    /* number of batches of problems that should be in flight together; on a unified device each has a thread of its
-     * own */
+    /* number of batches of problems that the device should compute at the same time; on a unified device each batch has
+     * a thread of its own */
     int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
@@ -680,7 +683,8 @@ const char *const *attn_backends(void);
 /* returns whether the devices of this backend are something other than the host's processor; false for an unknown
  * name */
 bool attn_is_gpu(const char *backend);
-int attn_device_count(const char *backend); /* returns 0 where there is no driver, no such device or no such backend */
+/* returns the number of devices; 0 where there is no driver, no such device or no such backend */
+int attn_device_count(const char *backend);
 
 /* the caller owns *device until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
@@ -726,8 +730,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel reads each number of its inputs about once, so a copy to device memory would gain nothing: it
-     * may read from staging memory (reads_staging) */
+    /* true: the kernel may read from staging memory (reads_staging). It reads each number of its inputs about once, so
+     * a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 
@@ -797,7 +801,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Computes how many bytes of scratch memory (device memory) attn_run() needs for these plans together. */
+/* Computes how many bytes of scratch memory (device memory) attn_run() needs for the `count` plans together. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -815,7 +819,7 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Some rows of equal length at equal distances, such as some heads of a tensor of all heads. Sizes are in bytes; a
+/* Rows of equal length at equal distances in memory, such as some heads of a tensor of all heads. Sizes are in bytes; a
  * pitch is the distance between the beginnings of two rows. */
 typedef struct attn_rows {
     void *to;
@@ -899,8 +903,8 @@ typedef struct attn_merge_problem {
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
- * this returns, the memory of their tensors when the stream is done. Errors: those of attn_merge_check(), INVALID where
- * memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+ * this returns; the memory of their tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
+ * INVALID where memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
@@ -993,18 +997,19 @@ typedef struct attn_truth_cost {
 /* Returns whether devices with these capabilities can compute the truth (float64 results) of problems. */
 bool attn_has_truth(const attn_capabilities *can);
 
-/* Returns memory and time that the truth (float64 results) of a checked problem takes. Index tensors must be in host
- * memory; no other tensor is read. Errors: UNSUPPORTED where the backend computes no truth (use attn_verify() or the
- * backend "reference"), TOO_LARGE where sizes overflow. Any thread may call it. */
+/* Computes how much memory and time the truth (float64 results) of a checked problem takes. Index tensors must be in
+ * host memory; no other tensor is read. Errors: UNSUPPORTED where the backend computes no truth (use attn_verify() or
+ * the backend "reference"), TOO_LARGE where sizes overflow. Any thread may call it. */
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err);
 
-/* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
- * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
- * and belong to the stream until it is done; the structs may be freed when this returns. One launch of a kernel is
- * meant to take 20 ms at most. On an H100 it takes longer where a row sees more than 100,000 keys (with options
- * 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread. Errors:
- * UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+/* Queues some 25 ms of the work that computes the truth (float64 results) and sets *step, as attn_run_some() does: 0 at
+ * the first call, ATTN_NO_MORE_STEPS when all is queued. Pointers in the problem are device memory. Problem, results
+ * and workspace are the same at every call, and belong to the stream until it is done; the structs may be freed when
+ * this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a row sees more
+ * than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a key. Call it from
+ * the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the
+ * device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 

@@ -56,9 +56,9 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel can compute the problem, which the kernel's row of the table allows. If it can, the
-     * function fills in the rest of the plan. NULL: every kernel computes what its row allows, and plans need no
-     * geometry. */
+    /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
+     * If it can, the function fills in the rest of the plan. NULL: every kernel computes all problems that its
+     * attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -82,7 +82,7 @@ struct attn_backend {
     /* NULL: this backend has no notes; attn_stream_note() then returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
-    /* import and release_import are NULL where processes cannot share memory of these devices */
+    /* import and release_import are NULL where processes cannot share memory of the backend's devices */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
     /* pin and unpin are NULL where memory cannot be pinned */
@@ -107,8 +107,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the kernel's row of the table allows the problem. The kernel may still refuse the problem: see
- * attn_backend.plan. */
+/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. The kernel may still
+ * refuse the problem: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel
@@ -121,8 +121,8 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
 /* Fills results that kernels do not write, on the host. In padding rows (behind seqlens_q, or between packed sequences)
- * lse becomes -inf, and all other results become 0. All outputs of an observe are filled completely, top_keys with -1.
- * See padding.c. */
+ * lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of probabilities) are filled
+ * completely, top_keys with -1. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */

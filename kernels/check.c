@@ -278,7 +278,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* number of inputs among q, k and v: an observe has no v */
+    /* number of inputs among q, k and v: an observe (statistics of probabilities) has no v */
+    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3;
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
             return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required; %s",
@@ -428,7 +429,8 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    /* A result tensor may have no memory here; attn_run() checks that it has memory before the run. */
+    /* A result tensor need not have memory when a problem is checked. attn_run() tests that it has memory before the
+     * run. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -441,13 +443,14 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* !(x <= y) is true for NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* !(x <= y) is true for NaN, so NaN is refused */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* these limits refuse NaN too, because a comparison with NaN is false */
+    /* the limits of ATTN_SCORE_OPTION_MAP refuse NaN too, because a comparison with NaN is false */
+    ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -458,14 +461,14 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->keep_mask_at_end && p->keep_mask.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
-    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* !(x >= y) is true for NaN too */
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* !(x >= y) is true for NaN, so NaN is refused */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
     return ATTN_OK;
 }
 
-/* Checks a range of queries (or keys) of an observe, given as [first, end): it must lie within the `size` queries (or
- * keys) that exist. An end of -1 stands for `size`. */
+/* Checks a range of queries (or keys) of an observe (statistics of probabilities), given as [first, end): it must lie
+ * within the `size` queries (or keys) that exist. An end of -1 stands for `size`. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -480,7 +483,8 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members of `observe`. It reads the lengths of a sequence, which must have been checked. */
+/* Checks the members of the problem's `observe`. The lengths of the sequence that it names must have been checked
+ * before. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -524,7 +528,8 @@ static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn
 
 /* ---- 6. Values --------------------------------------------------------------------------------------------------- */
 
-/* A test that finds the first fault in a row of `count` elements. It returns the fault's column, or -1. */
+/* A function that looks for an invalid element in a row of `count` elements. It returns the index of the first one, or
+ * -1 if all are valid. */
 typedef int64_t (*row_test)(const void *row, int64_t count, int64_t limit);
 
 static int64_t first_float_not_finite(const void *row, int64_t count, int64_t minus_inf_allowed)
@@ -816,15 +821,15 @@ static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Adds a hint to the message about a refused shape, if all shapes are valid in the other layout and the other layout is
- * likelier. The length of alibi_slopes says nothing about axes. A request in bhsd gets no hint: bshd is the default, so
- * the client has chosen bhsd itself. */
+/* Adds a hint to the message about a refused shape, if all shapes would be valid in the other layout (bshd or bhsd) and
+ * the other layout is likelier. A request in bhsd gets no hint: its client has chosen bhsd, because bshd is the
+ * default. Nor does a refused alibi_slopes: its shape does not depend on the layout. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint for a q or k without rows: read in the other layout it would have 0 heads, and fit by chance */
+    /* a q or k without rows gets no hint: in the other layout it would have 0 heads, and would be valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

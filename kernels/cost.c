@@ -35,10 +35,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Rows whose scores exceed the range of float32 are repaired (computed again), with two exceptions. The generic kernel
- * for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless dq
- * of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large
- * that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* Kernels compute rows again (repair them) if the rows' scores exceed the range of float32. The generic kernel for
+ * options differs: it repairs no rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless
+ * dq of a backward exceeds the range of float32. The float32 kernels differ too: they repair every row of a tile whose
+ * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -65,8 +65,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
      * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* rows whose scores (in a backward with a given lse: whose lse) are at most this number are computed only once;
-     * rows with larger scores are computed again */
+    /* A row whose largest score is at most this number is computed only once; other rows are computed again. (A
+     * backward with a given lse compares lse instead of the score.) */
     double most;
 };
 
@@ -149,10 +149,9 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to the work of one (query, key, head) triple. A problem pays for each row of this table
- * once, however many of the row's features it has. GENERIC has rows of TILES and rows of ROWS for the gradients of
- * options. A problem pays only for one of the two: ROWS for float32 and wide heads, otherwise TILES
- * (gradients_by_rows()). */
+/* The time that features add to the work of one (query, key, head) triple. A problem that has any of the features of a
+ * row pays for the row once. For the gradients of options, GENERIC has two kinds of rows: ROWS for float32 and wide
+ * heads, TILES for other problems (gradients_by_rows()). A problem pays for one kind only. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -218,14 +217,15 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes in addition to its computing. A call on a GPU is a few launches, one after the other. */
+/* Seconds that a call takes in addition to its computing; on a GPU, for a few launches. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
 /* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. These are the nanoseconds that a
  * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller, because another
- * block computes while one waits for its copies. Kernels of float32 and of SIMPLE do not copy such pieces. */
+ * block computes while one waits for its copies. Kernels of float32 and kernels of the family SIMPLE do not copy such
+ * pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -235,8 +235,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation whose measured rates estimate `op`. An observe computes scores as a forward does, so it has the
- * forward's rates; scores_made() says how many times it computes them. */
+/* Returns the operation whose measured rates estimate `op`. An observe (statistics of probabilities) has the rates of a
+ * forward, because both compute scores; scores_made() says how many times an observe computes them. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -282,7 +282,8 @@ enum {
 struct work {
     /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
     double heads, columns, numbers, triples;
-    /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
+    /* tiled: number of (query, key, head) triples in whole tiles of the problem, padding included; tile_columns: number
+     * of columns that blocks multiply for each triple */
     double tiled, tile_columns;
     /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
      * otherwise 0 */
@@ -308,9 +309,9 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
-/* Returns the number of columns that the generic kernels multiply per (query, key) pair where heads are wide (more than
- * WIDE_COLUMNS columns); for other heads they multiply D + Dv. For a backward it returns 1 / 2.5 of the number, because
- * the backward's rates are those of five products of (D + Dv) / 2 columns each. */
+/* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
+ * WIDE_COLUMNS columns). For a backward the number is divided by 2.5: the rates of a backward are per column of D + Dv,
+ * and contain five products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -383,7 +384,7 @@ static double plain_ns(const struct rate *r, const struct work *w)
            w->key_blocks * (w->tile_columns / 2 / COLUMNS) * each;
 }
 
-/* Returns whether a warp for each row computes the gradients of options (dbias, dalibi_slopes). */
+/* Returns whether the gradients of options (dbias, dalibi_slopes) are computed by one warp for each row. */
 static bool gradients_by_rows(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
     return plan->problem->q.dtype == ATTN_F32 || is_wide(r, plan, d);
@@ -408,8 +409,8 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Returns how often an observe computes the scores of all (query, key) pairs: once for the outputs by row, and once
- * more, for a part of the pairs, for each output that shows or sums probabilities. */
+/* Returns how many times an observe computes the score of a (query, key) pair, on average. It computes all scores once
+ * for the outputs by row. Each output that shows or sums probabilities needs a part of the scores once more. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -438,8 +439,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. Of a pool of pages, only `numbers` numbers of keys and
- * values count, because kernels do not read the whole pool. Values that share the keys' memory count once. */
+/* Returns the bytes of all tensors that are given or written. Of keys and values in pages, only `numbers` elements
+ * count, because kernels do not read all pages. Values that share the keys' memory count once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -531,7 +532,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
     const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
     int64_t numbers = 0, rows = 0;
-    /* this cannot overflow, because attn_merge_check() has checked the merge */
+    /* the number of elements cannot overflow, because attn_merge_check() has checked the merge */
     (void)attn_shape_elements(out->rank, out->shape, &numbers);
     (void)attn_shape_elements(lse->rank, lse->shape, &rows);
     const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);

@@ -36,12 +36,12 @@ struct attn_counter {
     int64_t planes_b, heads;
     double each; /* number of (batch row, head) pairs for which each plane stands */
 
-    /* the plane (batch row and head) that is being counted, and where the next step goes on: at a band of rows, a block
-     * of keys, or a row */
+    /* The plane (batch row and head) that is being counted, and the place in it where the next step goes on: a band of
+     * rows, a block of keys, or a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
-    /* for FlashMask (BY_KEYS): visible elements of each band of rows, as the difference from the band before it
-     * (add_rows()); for keep_mask and bias (BY_ELEMENTS): visible elements of each block of keys */
+    /* For FlashMask (BY_KEYS): how many more elements each band of rows sees than the band before it (add_rows()). For
+     * keep_mask and bias (BY_ELEMENTS): number of visible elements in each block of keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -51,7 +51,7 @@ static enum way way_of(const attn_problem *p)
     return p->keep_mask.rank || p->bias.rank ? BY_ELEMENTS : p->mask_startend_rows.rank ? BY_KEYS : BY_FORMULA;
 }
 
-/* Returns whether the tensor may have different values along this axis. */
+/* Returns whether the tensor may have different values along axis `axis`. */
 static bool varies(const attn_tensor *t, int axis)
 {
     return t->rank > 0 && t->shape[axis] > 1;

@@ -69,7 +69,8 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
 /* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
 
 /* Rounds |x|, which is finite, to a format with `mantissa` stored bits of fraction and exponent bias `bias`. Returns
- * the bits as an integer. The result may exceed the largest number of the format: the caller compares them. */
+ * the bits as an integer. The result may exceed the largest number of the format, so the caller must compare it with
+ * that number. */
 ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
 {
     uint64_t bits, significand, kept, rest, half;

@@ -11,7 +11,9 @@
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    double hertz; /* highest clock of the first core in Hz, or else its clock now; 0: the system does not report it */
+    /* clock of the first core in Hz: the highest, or the present one if the system does not report the highest; 0: the
+     * system reports neither */
+    double hertz;
     /* smallest limit on threads (pids) of the process's cgroups, which all processes in a cgroup share; INT64_MAX: no
      * limit */
     int64_t threads;

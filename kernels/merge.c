@@ -1,7 +1,8 @@
 /* merge.c: attn_merge(): its checks, and its loops on the host.
  *
- * The gradients of a part p need dout . (out_p - out). It is computed as dout . out_p - sum_q w_q (dout . out_q): the
- * product of each part is computed once, and out itself, which may be rounded to 16 bits or not wanted, is not read. */
+ * The gradients of a part p need the number dout . (out_p - out), where out is the sum over parts q of w_q out_q. The
+ * number is computed as dout . out_p - sum_q w_q (dout . out_q), with each dot product computed once. The stored out is
+ * not read, because it may be rounded to 16 bits or not wanted. */
 #include "merge.h"
 
 #include <stdio.h>
@@ -214,7 +215,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the tensors of all parts have equal strides, because a plan has one set of strides for them. */
+/* Checks that the tensors of all parts have equal strides, because the plan of a merge has one set of strides for
+ * them. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;

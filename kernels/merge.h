@@ -63,7 +63,7 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 
 /* One row of a merge. Row number n is head n % H of query n / H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in the lse of each part */
+    int64_t b, h, i, lse_at; /* lse_at: index of the row in the array lse of each part */
     float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */

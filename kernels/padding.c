@@ -1,7 +1,7 @@
 /* padding.c: the results of padding rows. Padding rows lie behind the seqlens_q of a sequence, or in the gap between
  * two packed sequences. Kernels do not write them. attn_fill_padding() sets out, dq, dk and dv to 0 there, and lse to
- * -inf. All outputs of an observe are filled completely, because its kernels write only rows that exist and keys that
- * some query sees. */
+ * -inf. All outputs of an observe (statistics of probabilities) are filled completely, because its kernels write only
+ * rows that exist and keys that some query sees. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +24,8 @@ static void fill_lse(const attn_view *view, int64_t heads, int64_t b, int64_t fi
         for (int64_t row = first; row < end; row++) ((float *)view->data)[attn_at(view, b, h, row)] = -INFINITY;
 }
 
-/* Fills an output of an observe with the value that it has for queries that see no key, or keys that no query sees. */
+/* Fills an output of an observe (statistics of probabilities) with the value for queries that see no key, or keys that
+ * no query sees. */
 static void fill_observed(const attn_tensor *t, attn_tensor_id id)
 {
     const int32_t no_key = -1;

@@ -4,7 +4,7 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* Returns how many keys to the right of key i query i sees, if its window is bounded there (counted from top left). */
+/* For a problem whose window is bounded on the right: returns r such that query i sees keys up to i + r. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -23,12 +23,12 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* Kernels treat a window that is narrower than the keys in another way. The problem is divided only if the window
-     * of every part is narrower, so that the parts have the same bits as the whole. */
+    /* Kernels compute a window that is narrower than the keys in another way than a wider one. The problem is divided
+     * only if the window of every part is narrower, so that the parts have the same bits as the whole. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
-/* Returns the axis of queries of a tensor, or -1 if the tensor has none or all queries share it. */
+/* Returns the axis of queries of a tensor; -1 if the tensor has no such axis, or if it has size 1 for all queries. */
 static int query_axis(const attn_problem *p, attn_tensor_id id)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -77,8 +77,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the last unit (of ATTN_QUERY_UNIT queries) with which this range may end: each range behind it needs at least
-         * one unit */
+        /* the last unit (of ATTN_QUERY_UNIT queries) with which range n may end: each later range needs at least one
+         * unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

@@ -16,14 +16,15 @@
 extern "C" {
 #endif
 
-/* The first query of a part is a multiple of ATTN_QUERY_UNIT, which is a multiple of QUERY_TILE (the backwards add up
- * dq in tiles of that many queries) and of SPLIT_ROWS (that many rows of float32 numbers have a common exponent). */
+/* The first query of a part is a multiple of ATTN_QUERY_UNIT. ATTN_QUERY_UNIT is a multiple of QUERY_TILE, because
+ * backwards add up dq in tiles of QUERY_TILE queries. It is a multiple of SPLIT_ROWS too, because groups of SPLIT_ROWS
+ * rows of float32 numbers share an exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
-/* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries
- * from the beginning or from the end of the whole problem: ALiBi, dropout, FlashMask, windows to the left, windows to
- * the right unless the last query sees no more keys than there are, seqlens_q, and seqlens_k with a causal mask that is
- * aligned to the end. Packed problems and those with pages cannot be divided either. */
+/* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from
+ * the beginning or the end of the whole problem. These options are ALiBi, dropout, FlashMask, windows to the left,
+ * seqlens_q, seqlens_k with a causal mask aligned to the end, and windows to the right in which the last query sees
+ * more keys than there are. Problems that are packed or have pages cannot be divided either. */
 bool attn_queries_divide(const attn_problem *p);
 
 /* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */

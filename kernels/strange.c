@@ -13,13 +13,14 @@ enum {
      * rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes some 16 ns in addition to reading its numbers: as long as reading KEY_NUMBERS numbers */
+    /* reading a key takes some 16 ns in addition to reading its elements, which is as long as reading KEY_NUMBERS
+     * elements */
     KEY_NUMBERS = 16,
-    /* how many numbers of keys may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS
-     * rows are read even beyond this limit */
+    /* how many elements of k may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS rows
+     * are read even beyond this limit */
     NUMBERS = 1 << 19,
-    /* how many numbers of keys may be read for one row. If the row has more keys, evenly spaced keys are read,
-     * beginning with a random one */
+    /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
+     * a random one */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, where only their bias and slopes are read */
     /* smallest number of queries in a tile of any kernel. Kernels bound the scores of all rows of a tile by the tile's
@@ -27,14 +28,14 @@ enum {
     TILE = 64,
 };
 
-/* A problem, and bounds on the size of its numbers. */
+/* A problem, and bounds on the size of the numbers in its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* attn_strange_limits.bound_from: the product of sizes from which a row is slow to compute; infinite where no row
-     * can reach it */
+    /* A row is slow to compute if the product of D, the scale and the largest numbers of q and k reaches this number
+     * (attn_strange_limits.bound_from); infinite where no row can reach it. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -176,8 +177,7 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* Returns whether the row sees key j, which causal, window and lengths permit: that is, whether keep_mask and FlashMask
- * permit it too. */
+/* Returns whether keep_mask and FlashMask let the row see key j. The caller has tested causal, window and lengths. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -313,8 +313,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* where q . k is too small to change scores of this size, all scores of the row are the bias, and kernels recognise
-     * the row by its equal biases */
+    /* The scores of the row are so large that q . k may be too small to change them. All scores are then the bias.
+     * Kernels recognise such a row by its equal biases, and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -393,7 +393,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* v is not given in an observe, which needs only q and k */
+    /* v is not given in an observe (statistics of probabilities), which needs only q and k */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);

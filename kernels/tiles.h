@@ -27,8 +27,8 @@
 #define ATTN_LSE_MOST 16777216.0f
 
 /* Where a row sees only one key, lse must be the key's score. The two count as equal if they differ by no more than
- * this share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last
- * place in lse, and half a unit in the backward's score. */
+ * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, and by half
+ * a unit of the last place each where lse is stored and where the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -79,8 +79,8 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, lie at the row stride from each other: with pages,
- * those up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. With pages these
+ * are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -143,8 +143,8 @@ typedef struct attn_range {
     int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
 } attn_range;
 
-/* Returns the number that is added to i before i is compared with a key. It aligns the last query with the last key;
- * with top_left, the first query with the first key. */
+/* Returns i' - i, where i' is the position of query i among the keys. The last query has the position of the last key.
+ * If masks are aligned top left, the first query has the position of the first key instead. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;
@@ -212,8 +212,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result may be negative,
- * because columns without a key are not read. */
+/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result is negative if
+ * keep_mask has more columns than the sequence has keys; columns without a key are not read. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;

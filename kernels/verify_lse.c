@@ -36,7 +36,8 @@
 enum {
     /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
     FIRST_ROWS = 4,
-    ROWS_SHARE = 128, /* a large problem checks one row of every 128 first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE is checked first, but at most ATTN_LSE_ROWS rows */
+    ROWS_SHARE = 128,
     /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
     ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
@@ -52,7 +53,8 @@ enum {
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
 /* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
- * and the options that the client may have left out. lse in base 2 is judged by the scores of the first row. */
+ * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
+ * first row. */
 static const struct {
     const char *with;
     unsigned without;
@@ -96,7 +98,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* if the problem has only one mask, an earlier row of the table already leaves it out */
+            /* if the problem has only one mask, an earlier variant in the table already leaves this mask out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -341,14 +343,15 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference is infinite if the row sees no key by the options as given, so it is limited to 1000 in size */
+    /* the difference of the two lse is infinite if the row sees no key by the options as given, so it is limited to
+     * 1000 in size */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
 /* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
- * becomes a row that fits it. */
+ * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {

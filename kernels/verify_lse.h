@@ -25,7 +25,7 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the given options, or with some of them left out or another scale. */
+/* One way to compute scores: with the options as given, with some of them left out, or with another scale. */
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
@@ -36,8 +36,8 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
-/* Two sums over the keys of a row, relative to the row's largest score `top`: the sum of exp(z - top), and `size`, in
- * which each exponential is also multiplied by the size of the key's products q_d k_d. */
+/* Two sums over the keys of a row, relative to the row's largest score `top`. One is the sum of exp(z - top). For the
+ * other, `size`, each exponential is multiplied by the size of its key's products q_d k_d. */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;
@@ -104,7 +104,8 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* Returns the factor of q . k of a row: the product of its float8 scales; 1 where none is given. */
+/* Returns the product of the float8 scales of q and k for a row, by which q . k is multiplied; 1 where no scale is
+ * given. */
 ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
 {
     const attn_view *const q = &g->view[ATTN_T_q_scale], *const k = &g->view[ATTN_T_k_scale];

@@ -3,9 +3,9 @@
  * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
  * other file needs stays in that file.
  *
- * Functions that must be fast are inline. An HTTP answer has two dozen integers and a log line has five. printf() takes
- * longer for these integers than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the
- * program always runs in the C locale. */
+ * Functions that must be fast are inline: for the two dozen integers of an HTTP answer, printf() takes longer than
+ * base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program always runs in the C
+ * locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -36,8 +36,8 @@ struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of
 /* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
 struct text text_growing(size_t limit);
 
-/* Hands the memory of a growing text to the caller, who frees it with free(). Returns NULL after a failure, and frees
- * the memory. */
+/* Hands the memory of a growing text to the caller, who frees it with free(). After a failure the function frees the
+ * memory itself and returns NULL. */
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
 

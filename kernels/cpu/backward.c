@@ -48,9 +48,11 @@ struct scratch {
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;          /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
-    char *gathered;        /* memory to gather the rows of a tile of q or dout from several heads */
-    float *nonfinite_sums; /* [Dv][keys]: sums of the values of dO that packing replaced by 0 */
+    float *clean;   /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
+    char *gathered; /* memory to gather the rows of a tile of q or dout from several heads */
+    /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
+     * replaced these elements by 0 */
+    float *nonfinite_sums;
 };
 
 static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
@@ -133,8 +135,8 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows that see one key. P of such a row is 1, but exp2(score - lse) differs from 1 by the rounding of
- * lse. */
+/* Marks the rows that see exactly one key. P of such a row is 1, but the computed exp2(score - lse) differs from 1 by
+ * the rounding of lse. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -220,8 +222,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds the values of dO that packing replaced by 0 (NaN and infinity) to `nonfinite_sums` of each key that the value's
- * row sees. */
+/* Adds elements of dO that are NaN or infinite, which packing replaced by 0, to `nonfinite_sums`: to the sums of each
+ * key that the element's row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -311,9 +313,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it. Rows with NaN in f->lse2 get an lse2 made
- * from f->strange, and new scores that fit it. The result is f->lse2 if no row has NaN, and otherwise a copy in
- * `scratch`. j is the block's first key; c is the factor that flash_scores() returned for the block. */
+/* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
+ * itself. Otherwise it is a copy in `scratch`, in which rows with NaN get an lse2 from f->strange, and new scores in S
+ * that fit it. j is the block's first key; c is the factor that flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -361,9 +363,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile. Each sum has the order of the sequence's forward, because the backward subtracts
- * the forward's lse from these scores. Returns true where some products may be infinite or NaN although the scores are
- * finite. */
+/* Computes S = Q K^T of a row tile. The terms of each sum are added in the same order as in the sequence's forward,
+ * because the backward subtracts the forward's lse from these scores. Returns true where some products may be infinite
+ * or NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {

@@ -87,7 +87,7 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Returns whether masks and bias let the row see key j. Causal, window and lengths permit the key already. */
+/* Returns whether masks and bias let the row see key j. The caller has tested causal, window and lengths. */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -166,8 +166,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
 
 /* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
-/* Returns the largest |k| (which 0) or |v| (which 1) of a key/value head; infinity where a number is not finite. The
- * first call computes the result and stores it for later calls. */
+/* Returns the largest |k| (if `which` is 0) or |v| (if `which` is 1) of a key/value head; infinity where a number is
+ * not finite. The first call computes the result and stores it for later calls. */
 static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 {
     const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];

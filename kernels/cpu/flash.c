@@ -132,8 +132,8 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 enum { GROUPS = 16 }; /* number of groups whose dropout bits are drawn together; a group is 8 keys */
 
-/* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Every
- * compiler vectorises these loops, which makes them five times as fast. */
+/* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Compilers
+ * vectorise its loops. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -223,7 +223,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* for an observe, which has no v, cols is 0 and the address of v is NULL */
+    /* for an observe (statistics of probabilities), which has no v, cols is 0 and the address of v is NULL */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };

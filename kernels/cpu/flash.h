@@ -83,8 +83,8 @@ enum flash_path {
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
-/* The lse of a row in two parts: its largest score and the logarithm of the rest, in natural units. A row that sees
- * no key has -inf and 0. */
+/* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
+ * top. A row that sees no key has -inf and 0. */
 struct flash_lse {
     double top, rest;
 };
@@ -196,15 +196,17 @@ struct flash {
     char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
     char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P float32 cannot compute as exp2(score - lse2); other entries are not written */
+    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; other entries are not
+     * written */
     struct flash_strange *strange;
     /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe with an entry for each row. With z in base 2, P = exp2(z - row_base) row_inverse. row_base
-     * is INFINITY where every P of the row is 0, and NaN where `strange` holds the row's lse. */
+    /* Arrays of an observe (statistics of probabilities) with an entry for each row. With z in base 2, P = exp2(z -
+     * row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN where `strange` holds the
+     * row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
      * map. shown_keys: number of keys in a row of the output key_mass. */
@@ -251,8 +253,8 @@ struct flash_run {
     bool small; /* true: the run is too small to wake other threads */
 };
 
-/* Computes the bytes of workspace that suffice for these problems, whatever the lengths of their sequences are.
- * TOO_LARGE on overflow. */
+/* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
+ * are. TOO_LARGE on overflow. */
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
@@ -275,7 +277,8 @@ struct flash_arena {
     int64_t used;
 };
 
-/* Takes count * bytes at a multiple of 64. Returns NULL if the arena only measures. */
+/* Takes memory for `count` elements of `bytes` bytes, at an address that is a multiple of 64. Returns NULL if the arena
+ * only measures. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -395,8 +398,8 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* Function of decode.c. Computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle (key/value
- * heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
+/* The function in decode.c that computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle
+ * (key/value heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its
@@ -450,7 +453,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score to the largest ones. It must exceed flash_top_least(). */
+/* Adds a score to the largest ones. The score must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -459,8 +462,8 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
     top->key[n] = key;
 }
 
-/* Computes three sums over the keys of query i of head h, in double and without the sink: the largest score m, l = sum
- * exp(z - m), and e = sum exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. `top`
+/* Computes three numbers from the scores of query i of head h, in double and without the sink: the largest score m, l =
+ * sum exp(z - m), and e = sum exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. `top`
  * (NULL: not wanted) must be empty before the call. */
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);

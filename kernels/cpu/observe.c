@@ -161,8 +161,8 @@ static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c,
     }
 }
 
-/* Sums of a row over its keys, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum exp(z - m)
- * (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
+/* Three numbers from a row's scores z, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum
+ * exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
 struct row_sums {
     double m, l, e;
 };
@@ -248,8 +248,8 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Returns true if no score is needed before FLASH_KEYS: lse is given, and no wanted output needs other sums over the
- * scores. */
+/* Returns true if no score is needed before the phase FLASH_KEYS: lse is given, and no wanted output needs sums over
+ * the scores. */
 static bool is_known(const struct flash *f)
 {
     return f->g.observe.given_lse && !f->p->row_max.rank && !f->p->entropy.rank && !f->p->max_logit.rank &&
@@ -380,7 +380,7 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 /* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
 
 /* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) of number `cell`, or of the next one that is not empty. */
+ * key) of number `cell`, or of the next cell that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);

@@ -40,7 +40,7 @@ struct head {
     double S[Br][Bc];
 };
 
-/* dot() returns x . y, and add() computes y += a x; both for n numbers */
+/* dot() returns x . y, and add() computes y += a x, both for vectors of n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;

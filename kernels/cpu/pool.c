@@ -119,8 +119,8 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when more threads compute than the pool has,
- * because a thread with a loop of its own has begun, and when another loop has been posted. */
+/* Takes items of a loop, on a worker thread. The worker leaves the loop when another loop has been posted. It also
+ * leaves when more threads compute than the pool has, because a thread with a loop of its own has begun. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -128,7 +128,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* Returns how many threads compute for the owner (client of the pool) of `part`. The caller must hold the lock. */
+/* Returns how many threads compute for the owner (client of the pool) of `part`. The caller must hold pool->lock. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -137,7 +137,7 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
 }
 
 /* Returns the number of owners (clients of the pool) that have begun a pool_part and not ended it. The caller must hold
- * the lock. */
+ * pool->lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
@@ -150,8 +150,8 @@ static int owners(const struct pool *pool)
     return count;
 }
 
-/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold the
- * lock. */
+/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold
+ * pool->lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -169,14 +169,14 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* Returns whether the pool allows one more thread to compute now. The caller must hold the lock. */
+/* Returns whether the pool allows one more thread to compute now. The caller must hold pool->lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold the
- * lock. */
+/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold
+ * pool->lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
@@ -185,7 +185,7 @@ static void count(struct pool *pool, struct pool_part *part, int change)
 }
 
 /* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share, while other owners
- * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold the lock. */
+ * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -245,7 +245,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Polls for a new loop for POOL_SPIN_US. Returns whether one came. The caller must not hold the lock. */
+/* Polls for a new loop for POOL_SPIN_US. Returns whether one came. The caller must not hold pool->lock. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;

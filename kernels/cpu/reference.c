@@ -52,11 +52,13 @@ struct reference {
     double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
     double *q, *dq;             /* row i of q and of dq, D numbers each */
     double *out, *dout;         /* row i of out and of dout, Dv numbers each */
-    bool *sees;                 /* for each key j: whether query i may see it */
+    bool *sees;                 /* for each key j: whether the query of the row may see key j */
     double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
-    double *mass, *map;         /* for an observe: the outputs key_mass and map of head h */
+    /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
+    double *mass, *map;
     struct seen {
-        /* for an observe, over the rows of head h: `most` is the largest row_max, `entropy` the sum of the entropies */
+        /* for an observe (statistics of probabilities): the largest row_max, and the sum of the entropies, over the
+         * rows of head h */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see a key */
     } seen;
@@ -88,7 +90,8 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the factor of a float8 tensor (the tensor named *_scale) for this batch row and key/value head. */
+/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` names the tensor of
+ * scales, such as k_scale. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
@@ -282,7 +285,8 @@ static void top_of_row(struct reference *r, int64_t row, bool nan)
     }
 }
 
-/* Adds row i to the outputs weights and map of an observe, which show only some queries and keys. */
+/* Adds row i to `weights` and `map`, two outputs of an observe (statistics of probabilities) that show only some
+ * queries and keys. */
 static void region_of_row(struct reference *r, int64_t i)
 {
     const attn_observe *const o = &r->g.observe;
@@ -296,7 +300,8 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* Returns the lse that the caller gave to an observe. If there is none, returns the lse of the row's own scores. */
+/* Returns the lse for an observe (statistics of probabilities): the one that the caller gave, or else the lse of the
+ * row's own scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
@@ -304,7 +309,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds what row i contributes to every requested output of an observe. */
+/* Adds what row i contributes to every requested output of an observe (statistics of probabilities). */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -370,7 +375,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* Stores dk and dv of sequence b, head hk. Where keys are not packed, rows past seqlens_k become zeros. */
+/* Stores dk and dv of sequence b, head hk. If k and v are not packed, rows past seqlens_k become zeros. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -422,7 +427,8 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-/* Allocates memory for one head of the problem and for the requested sums. Returns false if memory runs out. */
+/* Allocates memory for one head of the problem and for the requested gradients that are sums over heads or batch rows.
+ * Returns false if memory runs out. */
 static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);

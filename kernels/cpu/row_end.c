@@ -6,7 +6,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-/* number of rows that one call of simd.h's close() handles, which computes lse and the factor of O */
+/* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
 /* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1

@@ -103,8 +103,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, a backward has chunks for all Sk rows of K, because chunks also write the zero
-     * gradients of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K: the chunks also write the zero gradients
+     * of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -121,12 +121,13 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Returns upper bounds on the sums, whatever the lengths of sequences are. They are exact for a problem that is not
- * packed and has no seqlens. Otherwise a key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles, where G is
- * the number of query heads per key/value head and BM the number of rows of a tile. Rounding adds at most FLASH_UNIT -
- * 1 rows to a tile. The keys of a sequence are split only if there are at least 2 SPLIT_KEYS of them and at most
- * SPLIT_TILES row tiles, and then into at most 3/2 Sk / SPLIT_KEYS spans (on the path FLASH_DOTS, SPLIT_DOT_KEYS
- * replaces SPLIT_KEYS). */
+/* Returns upper bounds on the members of struct sums that hold for all lengths of sequences. They are exact for a
+ * problem that is not packed and has no seqlens.
+ *
+ * Let G be the number of query heads per key/value head, and BM the number of rows of a tile. A key/value head of a
+ * sequence has at most 1 + 2 G Sq / BM row tiles. Rounding adds at most FLASH_UNIT - 1 rows to a tile. Keys are split
+ * only in a sequence of at least 2 SPLIT_KEYS keys and at most SPLIT_TILES row tiles; it then has at most 3/2 Sk /
+ * SPLIT_KEYS spans. On the path FLASH_DOTS, SPLIT_DOT_KEYS replaces SPLIT_KEYS. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -169,8 +170,8 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the sums over the true lengths are at most the upper bounds from which the size of the workspace was
- * computed. */
+/* Returns whether the members of *sums, computed from the true lengths, are at most the upper bounds from which the
+ * size of the workspace was computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -181,9 +182,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in three
- * parts (simd_split.h) multiplies 1.4 times as fast as f32, one with two parts 2 times. But such types pad D and Dv to
- * multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
+/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
+ * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
+ * Dv to multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny

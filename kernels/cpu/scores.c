@@ -40,8 +40,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    /* finds which keys each row sees, as columns from key j on; both ends of this range move by one from a row to the
-     * next */
+    /* finds which keys each row sees, as columns from key j on; the range of a row is one column further right than
+     * that of the row before */
     if (block->ranged) {
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
@@ -57,7 +57,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        /* If the problem has no options, S stays the products q . k. softmax() multiplies them by c, and a hidden -inf
+        /* If the problem has no options, S stays the products q . k, and softmax() multiplies S by c. A hidden -inf
          * stays -inf. */
         c <= FLT_MAX) {
         for (int head = 0; block->ranged && head < t->heads; head++)

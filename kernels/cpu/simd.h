@@ -82,7 +82,7 @@
 
 enum {
     SIMD_PANEL = 32,  /* number of columns of a panel, the unit in which a B operand is stored */
-    SIMD_A_ROWS = 16, /* an A operand can be read up to a multiple of this many rows */
+    SIMD_A_ROWS = 16, /* the memory of an A operand can be read up to the next multiple of this many rows */
 };
 
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
@@ -136,7 +136,7 @@ struct simd_gradient {
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
     float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
 
-    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
+    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
     void *P_b; /* P * drop as a B operand of k rows of queries and n columns of keys */
     int64_t P_ldb;
@@ -157,9 +157,9 @@ struct simd_type {
     int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If it returns
-     * false, the caller must handle larger numbers, whose sums may overflow, and NaN and infinity, which must not be
-     * multiplied by the zeros of hidden keys, because 0 * NaN is NaN. */
+     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. After false, the
+     * caller must handle larger numbers, whose sums may overflow. It must also handle NaN and infinity: multiplied by
+     * the zeros of hidden keys they would give NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -252,8 +252,8 @@ struct simd {
      * than 3e-7 of |m| + log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
-    /* Computes y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
-     * below -150; NaN stays NaN. y may be x. */
+    /* Computes y[i] = exp2(x[i]), the exponential of softmax, with a relative error below 2e-7. exp2(0) is exactly 1.
+     * The result is 0 for -inf and for x below -150, and NaN for NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
     /* Does one step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or c = 1
@@ -281,8 +281,8 @@ struct simd {
  * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
-/* Returns the table of that name; NULL if this build or this processor does not have it. Tests and benchmarks use
- * it. */
+/* Returns the table named `name`; NULL if this build or this processor does not have it. Tests and benchmarks use this
+ * function. */
 const struct simd *simd_find(const char *name);
 
 /* Names of all tables, slowest first, with NULL at the end. */

@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x has an infinity, a NaN or a number of
- * SIMD_TAME or more in size there. It also does after additions of thousands of numbers just below SIMD_TAME. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x there is infinite, NaN, or SIMD_TAME or
+ * more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */
@@ -500,7 +500,7 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
 {
     const vf sum = v_load_n(l, n);
     const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
-    /* ln 2 is the sum of two constants here, because every bit of its product with a large m counts. */
+    /* ln 2 is written as the sum of two constants, because every bit of the product of ln 2 and a large m counts */
     const vf max = v_load_n(m, n), small = v_fma(max, v_set(-0x1.05c61p-29f), v_mul(v_log2(sum), v_set(0x1.62e43p-1f)));
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);

@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* the number is subnormal or zero */
+    /* the float16 number is subnormal or zero */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: adds the sums `sum` and `part` of the next columns to the row's running sum l and entropy
- * sum e. m is the row's maximum before, `most` the maximum with the next columns. */
+/* Ends observe() for one row: adds `sum` and `part`, the two sums over the next columns, to the row's running sum l and
+ * entropy sum e. m is the row's maximum without the next columns, `most` the maximum with them. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;

@@ -36,7 +36,7 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* Computes P = exp2(c S - base) of one row; `dropped`: what is stored is P times drop. Returns the sums of P (before
+/* Computes P = exp2(c S - base) of one row, and stores P, or P times drop with `dropped`. Returns the sums of P (before
  * drop), one in each lane. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
@@ -45,7 +45,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     for (; j + STEP * V_LANES <= cols; j += STEP * V_LANES) {
 #pragma GCC unroll 2
         for (int i = 0; i < STEP; i++) {
-            /* not a fused multiply-subtract, so that the largest score gives exactly 1 */
+            /* the subtraction is not fused with the multiplication, so that the largest score gives exactly 1 */
             x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base));
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));

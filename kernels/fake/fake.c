@@ -208,7 +208,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* for RUN: every_row as in attn_run_some(), left_rows as in attn_stream_left_rows() */
+    /* for RUN: every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run has left out rows */
+    bool every_row, left_rows;
 };
 
 static int64_t now_ns(void)
@@ -298,7 +299,7 @@ static attn_status parse_script(const char *script, struct fake_device *device, 
 }
 
 /* Returns the rule in the device's script of faults that applies to event number `number` of this fault; NULL: none.
- * The caller must hold the lock. */
+ * The caller must hold device->lock. */
 static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
 {
     for (int i = 0; i < device->rule_count; i++) {
@@ -312,7 +313,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the error that CUDA's error `code` stands for, as device.cu does. The caller must hold the lock. */
+/* Returns the error that CUDA's error `code` stands for, as device.cu does. The caller must hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -321,7 +322,7 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
 }
 
 /* Counts a call and checks whether it must fail: because the device is lost, or by a fault that counts all calls. Every
- * call that can fail begins with enter(), while it holds the lock. */
+ * call that can fail begins with enter(), while it holds device->lock. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -335,8 +336,8 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether these bytes lie in memory of this device: in an allocation that has not been freed, or in imported
- * memory. The caller must hold the lock. */
+/* Returns whether the `bytes` bytes at `memory` lie in memory of this device: in an allocation that has not been freed,
+ * or in imported memory. The caller must hold device->lock. */
 static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
 {
     for (const struct block *b = device->blocks; b; b = b->next)
@@ -438,8 +439,8 @@ static attn_status refuse_import(struct fake_device *device, int code, attn_erro
     return attn_fail(err, ATTN_INVALID, "", "fake: import: %s (error %d)", cuda_error_of(code).name, code);
 }
 
-/* Maps the shared memory that the handle names. Returns NULL if there is no such memory. The caller must hold the
- * lock. */
+/* Maps the shared memory that the handle names. Returns NULL if there is no such memory. The caller must hold
+ * device->lock. */
 static struct lent *map_lent(const char *handle, const char *name)
 {
     struct lent *const l = calloc(1, sizeof *l);
@@ -533,7 +534,7 @@ static void unpin(attn_device *base, void *memory)
 }
 
 /* Makes lent memory (imported from another process) accessible when the first stream starts to work, and inaccessible
- * when the last stream stops. The caller must hold the lock. */
+ * when the last stream stops. The caller must hold device->lock. */
 static void open_lent(struct fake_device *device, bool open)
 {
     const int before = device->working;
@@ -748,8 +749,8 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     return status;
 }
 
-/* Injects the errors that the script of the fake device lists for this run of kernels. The caller must hold the
- * lock. */
+/* Injects the errors that the script of the fake device lists for this run of kernels. The caller must hold
+ * device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -979,8 +980,8 @@ static bool is_output(const attn_problem *p, int id)
     return attn_writes(p, (attn_tensor_id)id);
 }
 
-/* Returns whether all tensors that the problem reads or writes lie in this device's memory. The caller must hold the
- * lock. */
+/* Returns whether all tensors that the problem reads or writes lie in this device's memory. The caller must hold
+ * device->lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -994,7 +995,7 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
 }
 
 /* Returns whether the tensors of a merge begin in this device's memory. A tensor without elements may be anywhere. The
- * caller must hold the lock. */
+ * caller must hold device->lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
     const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;

@@ -12,15 +12,15 @@
 
 enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 
-/* A mistake of precision is an explanation if the mean error against its results is less than this share of the mean
- * error against the truth (float64 results). */
+/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than this
+ * share of its mean error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
-/* A mistake is one of several causes of an error if it leaves at most JUDGE_PART of a tensor's error, and if it makes
- * no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
+/* A mistake is one of several causes of an error under two conditions: it leaves at most JUDGE_PART of some wrong
+ * tensor's error, and it makes no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair is only an explanation if its score (candidate.c's sum of logarithms) is this much below the better score of
- * its two mistakes alone. */
+/* A pair of mistakes is an explanation only if its score (candidate.c's sum of logarithms) is at least this much lower
+ * than the score of each of the two mistakes alone. */
 #define JUDGE_PAIR_GAIN 1.1
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
@@ -32,8 +32,8 @@ static double root_mean_square(const struct judge *j, int which, const struct di
     return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
 }
 
-/* Returns whether the mistake explains this tensor. now: the caller's differences from the truth (float64 results).
- * left: the caller's differences from the results of a kernel with the mistake. */
+/* Returns whether a mistake explains the errors of tensor `which`. now: the caller's differences from the truth
+ * (float64 results). left: the caller's differences from the results of a kernel with the mistake. */
 static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
 {
     if (left->bad > now->bad / 10) return false;
@@ -69,8 +69,9 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
-/* Begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample. Returns false if
- * the candidate does not apply to the problem. */
+/* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). whole: the pass goes over all tiles, not
+ * only over the sample (the tiles on which mistakes are tested first). Returns false if the candidate does not apply to
+ * the problem. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -117,7 +118,8 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
+/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
+ * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -147,8 +149,9 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Returns whether the caller's errors are about as large, and as evenly spread, as the errors that the mistake
- * makes. */
+/* Compares the caller's errors in one tensor with the errors that the mistake makes there. Returns true only if the
+ * root mean squares of the two differ by less than a factor of 1.5, and their ratios of mean to root mean square by
+ * less than a factor of 1.25. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -158,8 +161,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Returns whether the mistake makes errors as large as the caller's in each wrong tensor, and only small errors in
- * tensors that the caller has right. */
+/* Returns whether the candidate's mistake makes errors as large as the caller's in each wrong tensor, and only small
+ * errors in the tensors that are right. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
@@ -177,8 +180,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Returns whether the mistake explains most of the mean error of a tensor other than lse, even if the tensor is within
- * its limit. */
+/* Returns whether the candidate's mistake explains most of the mean error of a tensor other than lse. The tensor may be
+ * within its limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;
@@ -214,7 +217,7 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 }
 
 /* Returns, as bits, the wrong tensors other than lse of whose error the single mistake removes most. Returns 0 if the
- * mistake makes another tensor's error larger. Further mistakes may be present. */
+ * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -226,7 +229,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is no evidence, because many mistakes bring a wrong lse nearer to the right one */
+        /* lse is no evidence of a mistake, because many mistakes bring a wrong lse nearer to the right one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

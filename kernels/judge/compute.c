@@ -177,7 +177,7 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the index in its sequence of row `n` of the tile. */
+/* Returns the position of the tile's row number `n` in its sequence. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);

@@ -85,7 +85,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
 double compute_sink(const variation *v, int64_t h); /* returns the sink of head h; -inf: there is no sink */
 /* Rounds x to the nearest number of the dtype. */
 double compute_rounded(attn_dtype dtype, double x);
-/* Rounds x towards 0 to a number with as many bits as the dtype has. */
+/* Rounds x towards 0 to a number with as many mantissa bits as the dtype has. */
 double compute_cut(attn_dtype dtype, double x);
 
 #endif

@@ -9,7 +9,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Returns x as a kernel keeps it between two steps: in float32 if c->in_float is set, otherwise in double. */
+/* Rounds x to float32 if c->in_float is set, as a kernel does that stores x between two steps. Otherwise returns x. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
@@ -59,8 +59,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
     /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
-     * delta is therefore not exactly 0. An emulation gets different roundings by adding the terms of delta from the
-     * last to the first. */
+     * delta is therefore not exactly 0. The emulation of a kernel gets different roundings by adding the terms of delta
+     * from the last to the first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);

@@ -23,7 +23,7 @@ double compute_rounded(attn_dtype dtype, double x)
     }
 }
 
-/* Rounds x towards 0 to a number with as many bits as the dtype has. */
+/* Rounds x towards 0 to a number with as many mantissa bits as the dtype has. */
 double compute_cut(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 23, [ATTN_F16] = 10, [ATTN_BF16] = 7, [ATTN_F8E4M3] = 3 };
@@ -57,8 +57,8 @@ void compute_round_operand(const variation *v, bool of_values, double *x, int64_
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Computes C += A B, or C += transposed A B with by_key. Skips pairs of a query and a masked key, whose score in c->z
- * is -inf. */
+/* Computes C += A B, or C += transposed A B if `by_key` is true. Skips pairs of a query and a masked key, whose score
+ * in c->z is -inf. */
 static void product_seen(const struct compute *c, int64_t rows, int64_t n, const double *A, bool by_key,
                          const double *B, int64_t ldb, double *C, int64_t ldc)
 {

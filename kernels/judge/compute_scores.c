@@ -164,9 +164,9 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the weights of a row as a kernel does that does not rescale its sums when a tile of keys raises the maximum
- * (variation.softmax). Returns the sum by which out is divided. On entry P has exp(z - top) for the final maximum top,
- * and `sum` is the sum of P. */
+/* Computes the weights of a row for the mistakes of variation.softmax in which a kernel does not rescale its sums when
+ * a tile of keys raises the maximum. Returns the sum by which out is divided. On entry P has exp(z - top) for the final
+ * maximum top, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {

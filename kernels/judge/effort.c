@@ -7,7 +7,7 @@
  * products_avx512.c, EFFORT_RATE_PORTABLE with plain C. */
 #define EFFORT_RATE          8e9
 #define EFFORT_RATE_PORTABLE 2e9
-/* The time of one emulation divided by the time of the truth (float64 results). */
+/* The time of emulating one right kernel divided by the time of computing the truth (float64 results). */
 #define EFFORT_EMULATION 2.5
 
 double effort_rate(void)

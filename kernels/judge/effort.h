@@ -7,15 +7,17 @@
 enum {
     /* largest number of multiply-adds of a pass that always goes over all tiles; a longer pass may go over a sample */
     EFFORT_SMALL = 1 << 24,
-    EFFORT_EMULATIONS = 6,       /* number of emulations of a problem of at most EFFORT_SMALL multiply-adds */
-    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of a problem with more multiply-adds than EFFORT_SMALL */
+    /* number of right kernels that are emulated for a problem of at most EFFORT_SMALL multiply-adds */
+    EFFORT_EMULATIONS = 6,
+    /* number of right kernels that are emulated for a problem of more multiply-adds than EFFORT_SMALL */
+    EFFORT_EMULATIONS_LARGE = 2,
 };
 
 /* Returns how many multiply-adds in double a thread does per second. */
 double effort_rate(void);
-/* Returns how many emulations of right kernels a judge computes for a problem. */
+/* Returns how many right kernels a judge emulates for a problem. */
 int effort_emulations(const attn_problem *p);
-/* Returns the time that `count` emulations take, divided by the time of the truth (float64 results). */
+/* Returns how long emulating `count` right kernels takes, divided by the time of the truth (float64 results). */
 double effort_of_emulations(int count);
 
 #endif

@@ -216,7 +216,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    /* rounds lse as a kernel does, whose backward reads lse in float32 and in base 2 */
+    /* rounds lse as kernels do, whose backward reads lse as a float32 in base 2 */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

@@ -117,7 +117,8 @@ static void place_as_device(const struct frame *f, struct tile *t)
     t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
 }
 
-/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, stores them there. */
+/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, the function stores the chosen
+ * tiles in f->tiles. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
     const attn_dims *const d = &f->g.dims;
@@ -225,7 +226,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* results are not written to p->out: only its dtype is used */
+    f->p.out = results[ATTN_T_out]; /* results are not written to p->out: only the dtype of p->out is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

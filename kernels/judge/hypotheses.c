@@ -196,7 +196,7 @@ HYPOTHESIS(bias_in_base2)
 
 /* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the right bound of the window, ignoring causal. */
+/* Returns the right bound of the window, as if there were no causal mask. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
 {
     return f->p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(f->p->window_right, ATTN_UNBOUNDED);
@@ -543,8 +543,8 @@ HYPOTHESIS(dlse_missing)
     return f->backward && has(f, ATTN_T_dlse);
 }
 
-/* Sets *of to `factor`, by which a mistake multiplies dq or dk. Returns false if the caller did not give that tensor or
- * the factor changes nothing. */
+/* Sets *of to `factor`, by which a mistake multiplies dq or dk (tensor `id`). Returns false if the caller did not give
+ * tensor `id`, or if the factor changes nothing. */
 static bool has_factor(const struct hypothesis_facts *f, attn_tensor_id id, double factor, double *of)
 {
     *of = factor;

@@ -16,9 +16,9 @@ struct hypothesis_facts {
      * variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
-    bool has_gaps;          /* k and v have more rows than some sequence has keys */
-    bool uneven;            /* some sequence has different numbers of queries and keys */
-    bool has_empty;         /* some query may see no key at all */
+    bool has_gaps;          /* true: k and v have more rows than some sequence has keys */
+    bool uneven;            /* true: some sequence has different numbers of queries and keys */
+    bool has_empty;         /* true: some query may see no key at all */
 };
 
 enum { HYPOTHESIS_WORDS = 64 };
@@ -28,13 +28,13 @@ struct hypothesis {
     /* true: the mistake only changes finished results, so its test changes the stored truth (float64 results) and does
      * not compute attention again */
     bool converts;
-    /* the mistake changes scores, so a backward tests it twice: in forward and backward together, and in the gradients
-     * alone, with right out and lse */
+    /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
+     * gradients alone, with right out and lse */
     bool of_scores;
-    /* the mistake makes small errors, so it is tested even where all results are within their limits */
+    /* the mistake makes small errors; it is tested even where all results are within their limits */
     bool of_pattern;
-    /* of_size: the mistake makes random errors (such as another order of sums), so only the size of its errors is
-     * compared, not each number */
+    /* of_size: the mistake makes random errors, such as by another order of sums; only the size of its errors is
+     * compared with the caller's, not each number */
     bool of_size;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.

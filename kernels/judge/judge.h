@@ -94,7 +94,8 @@ typedef struct judge_result {
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
 
-/* Checks that each given result has as many elements as the problem's result. INVALID names the member. */
+/* Checks that each given result has as many elements as the problem's result. An INVALID error names the wrong
+ * result. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
 /* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns

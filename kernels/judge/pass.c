@@ -24,8 +24,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index in struct truth of the row of head h that is the first row of tile t; -1: struct truth does not
- * have this row. */
+/* Returns the index in struct truth of the first row of tile t, taken in head h; -1: struct truth does not have this
+ * row. */
 static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;

@@ -44,8 +44,8 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Returns whether the list of explanations already has the same mistake or pair of mistakes, in either order and in any
- * variant. */
+/* Returns whether the list of explanations already has the mistake (or pair of mistakes) of candidate c, in either
+ * order and in any variant. */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
     for (int n = 0; n < count; n++) {

@@ -7,8 +7,8 @@
 
 /* ---- The sample -------------------------------------------------------------------------------------------------- */
 
-/* Chooses the tiles on which mistakes are tested, for a judge that emulates only some units (units.c). The choice is
- * the unit with the largest errors of each wrong result, and units that are evenly spread. */
+/* Chooses the tiles on which mistakes are tested, for a judge that emulates only some units (units.c). It chooses, for
+ * each wrong result, the unit with the largest errors, and besides these some units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
     const int64_t most = j->p.op == ATTN_OP_BACKWARD ? 1 : 4;

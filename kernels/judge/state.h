@@ -47,15 +47,16 @@ struct mistake {
 struct candidate {
     /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
-    /* differences between the caller's results and those of a kernel with the mistake */
+    /* differences between the caller's results and those of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* A lower score is a better explanation. A score of 0 means that the mistake explains nothing of the error. */
+    /* Explanations are ordered by score, lowest (best) first. A score of 0 means that the mistake explains nothing of
+     * the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the mistake would change a tensor that the caller has right */
+    bool breaks;       /* true: the candidate's mistakes would change a tensor that the caller has right */
     /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
@@ -63,8 +64,9 @@ struct candidate {
     bool whole;
 };
 
-/* A unit is the least part of a problem that a pass can compute: a tile in a forward, and in a backward all tiles of a
- * key/value head in a sequence, because dk and dv are sums over them. The index of its first tile names a unit. */
+/* The units in which one result has its largest errors. A unit is the least part of a problem that a pass can compute:
+ * a tile in a forward, and in a backward all tiles of a key/value head in a sequence, because dk and dv are sums over
+ * them. The index of its first tile names a unit. */
 struct worst_units {
     int count;
     int64_t unit[WORST_UNITS]; /* indices of the units, in descending order of error */
@@ -81,8 +83,9 @@ struct pass {
     int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
     /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
     bool converts;
-    bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
-    int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
+    bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
+    /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
+    int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
@@ -103,7 +106,7 @@ struct judge {
     bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
     double time_s;      /* the time in seconds that the judge should take in all */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the running pass, the only results that a pass stores */
+    struct truth some; /* dbias, dsinks and dslopes of the running pass; the pass stores no other results */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
@@ -134,7 +137,7 @@ struct judge {
     /* indices of the tiles of `other` on which mistakes are tested first; NULL: all tiles of `other` */
     int64_t *other_sample;
     int64_t other_count;
-    struct mistake trying; /* the single mistake that is being tested */
+    struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
     bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */
@@ -160,18 +163,20 @@ void verdict_decide(struct judge *j);
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
  * does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
-/* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample.
- * It returns false if the candidate does not apply to the problem. candidate_end() stores what that pass has found. */
+/* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample
+ * (the tiles on which mistakes are tested first). It returns false if the candidate does not apply to the problem.
+ * candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j);
-/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
+/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
+ * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns, as bits, the tensors of whose error a single mistake removes most. 0: the mistake is not among the causes of
- * the error. */
+/* Returns, as bits, the tensors of whose error a candidate of one mistake removes most. 0: the mistake is not among the
+ * causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory

@@ -2,11 +2,11 @@
  * state.h.
  *
  * A device computes the truth in milliseconds, but emulating right kernels takes the judge five times as long as
- * computing the truth would. Therefore it emulates only some units of a large problem (a unit is a tile of queries, or
- * in a backward a key/value head of a sequence). Half of them are those in which the caller's results are farthest from
- * the truth: a right kernel has its largest errors there, and the emulations have errors of the same size there. The
- * other half are evenly spread. The choice depends on the problem and the results, and on the judge's time only if this
- * time is short. */
+ * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
+ * queries, or in a backward a key/value head of a sequence). Half of these units are those in which the caller's
+ * results are farthest from the truth: a right kernel has its largest errors there, and the emulations have errors of
+ * the same size there. The other half are evenly spread. The choice depends on the problem and the results, and on the
+ * judge's time only if this time is short. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -89,11 +89,11 @@ typedef struct variation {
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    /* a number whose meaning depends on the mistake: keys of a tile, splits of the keys, or terms of a sum between two
-     * roundings */
+    /* With SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys. With ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
+     * terms of a sum between two roundings. With other mistakes: number of keys of a tile. */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED includes splits of the keys of which the row sees no key */
+    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED also counts splits in which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
      * tile; 0: padding does not count. */
@@ -125,7 +125,7 @@ typedef struct variation {
 
     /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
     uint64_t swapped;
-    /* true: the whole problem is read with heads and rows exchanged, so each row attends to other heads */
+    /* true: the whole problem is read with heads and rows exchanged, as if heads were rows and rows were heads */
     bool swapped_problem;
 } variation;
 

@@ -13,7 +13,7 @@
 
 enum { AXES = 4 };
 
-/* For each index of each axis of a tensor: the number of wrong elements there. */
+/* For each index of each axis of a tensor: the number of wrong elements that have this index. */
 struct counts {
     int64_t size[AXES]; /* sizes of the axes: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
