@@ -51,8 +51,8 @@ enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one compu
  * unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Rates per second that no GPU reaches: for operations, the specified rate of dense float8 on the fastest known
- * GPU; for scores, twice the exponentials of all its special function units. */
+/* Upper bounds for any GPU, per second: operations (the specified rate of dense float8 on the fastest known GPU), and
+ * scores (twice the exponentials of that GPU's special function units). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 /* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They follow from
@@ -69,8 +69,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
  * and it delays the work of all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes of the workspace before the marks (one byte per row that a later launch must compute). The last of these bytes
- * is cuda_args.rows_found if a copy on the stream brings it to the host; otherwise rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks (one byte per row that a later launch must compute). The last of
+ * these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -185,8 +185,8 @@ bool copies_by_threads()
     return copies && strcmp(copies, "threads") == 0;
 }
 
-/* Returns the longest time of a step in seconds. ATTN_CUDA_STEP_US=N sets it to N microseconds; tests use this to check
- * on small problems that steps do not change the bits. */
+/* Returns the longest time that a step (a part of a long problem) may take, in seconds. ATTN_CUDA_STEP_US=N sets it to
+ * N microseconds. Tests use this to check on small problems that steps do not change the bits of results. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -285,8 +285,8 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* Fills in the operations and bytes per second that the hardware promises. A GPU under load may not keep its highest
- * clock rate. */
+/* Fills in the operations and bytes per second of the hardware at its highest clock rates. A GPU under load may run at
+ * lower rates. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -680,8 +680,7 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* Makes a two-dimensional copy. If the rows are farther apart than the driver allows, it makes one copy per row: there
- * are few such rows. */
+/* Makes a two-dimensional copy. Where the rows are farther apart than the driver allows, it makes one copy per row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -765,10 +764,9 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
- * compute the rows which the kernel only marked. In a problem too short for looks_for_rows() nothing checks for marked
- * rows between the steps: the kernel only reports to the host that it has marked rows (left_rows()), and the caller of
- * attn_run_some() then computes the problem again. */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then those that compute
+ * the rows which the kernel only marked. In a problem too short for looks_for_rows() there are only the kernel's steps.
+ * If they mark rows, left_rows() tells the caller of attn_run_some(), which computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -800,8 +798,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
 }
 
 /* Returns how a long problem is divided: how many batch rows and how many key/value heads a part has. Each part is a
- * launch and a step, and no bit of the results changes. Where a gradient is a sum over batch rows or heads, a part has
- * all of them. */
+ * launch and a step, and no bit of the results changes. If a gradient is a sum over batch rows (or heads), a part has
+ * all batch rows (or all heads). */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -821,7 +819,7 @@ attn_part part_of(const device *d, const attn_plan *plan)
 }
 
 /* Makes a plan for a part (`some`) of the problem of another plan (`whole`), with the same kernel. Returns false where
- * the part would need more workspace. */
+ * the part would need more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -916,7 +914,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* kernels use the workspace `own` until they end, so this call waits before it frees the workspace */
+    /* kernels use the workspace `own` until they end, so this function waits for them before it frees `own` */
+    if (own) {
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {

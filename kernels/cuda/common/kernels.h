@@ -47,7 +47,8 @@ struct cuda_chip {
     int share, shares;
     double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
-    /* cuda_kernels[] from the first forward kernel that may be used (see first_kernel() in device.cu) to the end */
+    /* the forward kernels that may be used: a part of cuda_kernels[], from the kernel of first_kernel() in device.cu to
+     * the end */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
@@ -56,7 +57,7 @@ struct cuda_chip {
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
-    /* number of the step that takes_step() decides on next: to queue it now, or to leave it to another call */
+    /* number of the step about which takes_step() decides next whether to queue it now */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
@@ -147,8 +148,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), for two functions: before() is called for all shares, then launch(). If there is only one share,
- * both calls together are one step. */
+/* Like in_shares(), with two functions: calls before() for all shares, then launch() for all shares. If there is only
+ * one share, the two calls together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {

@@ -58,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of the bit set `set` in order, with N channels of row at(n). It loads several rows
- * ahead, to hide latency. */
+/* Calls add(n, channels) for each n of the bit set `set`, in order; `channels` are the lane's N channels of row at(n).
+ * It loads several rows ahead, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -99,9 +99,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which is the same in all lanes, with row y, which differs between lanes. The result
- * has the same bits as that of dot(), or as the double sum in score_of_rows(), because it adds in the same order: each
- * lane's channels d, d + 32, ..., then the lanes as warp_sum() adds them. */
+/* Returns the dot product of row x, which all lanes share, with row y, of which each lane has its own. The function
+ * adds in the order of dot() and score_of_rows(), so that its results have the same bits: each lane's channels d, d +
+ * 32, ..., then the lanes as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -171,9 +171,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Takes 32 steps of an online softmax, one for each lane's key; `seen` is true if the lane has a key, whose score is z.
- * Returns the maximum up to and including the lane's key; *before becomes the maximum without that key. A NaN stays in
- * all later maxima. *m becomes the last maximum. */
+/* Takes 32 steps of an online softmax at once, one for the key of each lane, in the order of the lanes. z: the score of
+ * the lane's key; seen: false if the lane has no key. Returns the maximum up to and including the lane's key; *before
+ * becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN stays in
+ * all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -205,9 +206,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score with which kernels on tensor cores compute a row. They subtract the row's largest score, rounded in
- * base 2, from scores that are not rounded. Therefore the largest P is no longer 1 from scores of 2^24 on, and from
- * 2^28 on it may exceed the range of float16. forward_row() computes rows with larger scores than this limit. */
+/* The largest score of rows that kernels on tensor cores compute; forward_row() computes rows with larger scores.
+ * Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not rounded. From
+ * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
@@ -285,7 +286,7 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with P of 0 changes nothing, unless its value is not finite. Where scores are huge, nearly all keys
+        /* A key with P of 0 changes nothing, unless its row of v is not finite. Where scores are huge, nearly all keys
          * have P of 0, and are skipped. */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
@@ -388,10 +389,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns lse of row i as two numbers: lse and 0, or, if lse is huge, the row's largest score and the logarithm of the
- * sum of exponentials relative to that score. Rounding has removed the logarithm from a huge lse, so this function
- * computes both numbers again. Without `now` it returns lse and 0 where tiles or a later launch compute them. The whole
- * warp calls it. */
+/* Returns two numbers for row i. If lse is huge, they are the row's largest score and the logarithm of the sum of
+ * exponentials relative to that score; the function computes both again, because rounding has removed the logarithm
+ * from lse. Otherwise they are lse and 0. Without `now` they are lse and 0 also where tiles or a later launch compute
+ * the parts of a huge lse. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -21,8 +21,8 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`: every row, only strange rows (those that tiles cannot
- * compute), or all rows but these. */
+/* Returns whether this launch computes the row with index `at`. A launch computes all rows, only strange rows (those
+ * that tiles cannot compute), or only rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;

@@ -15,8 +15,8 @@ struct observed_rows {
      * are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: the launch computes only
-     * the elements that are not finite, as sums over all rows that are not strange (that tiles can compute). */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: this launch computes
+     * only elements that are not finite; it leaves out strange rows (those that tiles cannot compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };

@@ -25,7 +25,7 @@ namespace {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Computes the rows of a forward from `first` on, one per warp. Other kernels of this file have the same argument. */
+/* Computes the rows of a forward, one per warp, from row `first` on. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)

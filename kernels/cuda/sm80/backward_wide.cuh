@@ -52,9 +52,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Both warps call it at every tile of queries, even if their keys are
- * hidden from the whole tile. Without the call in that case the kernel would be correct too, because both warps would
- * skip it and a barrier of the block follows, but race checkers would report a race. */
+/* Barrier for the two warps that share 32 keys. Both call it at every tile of queries, even if all pairs of the tile
+ * are hidden. The kernel would be correct without that call, but race checkers would report a race. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* hide pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
+            /* test single pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);

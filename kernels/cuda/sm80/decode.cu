@@ -155,12 +155,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
- * key/value head of a sequence. Each warp adds up every eighth split group and loads m, l and O together. Then the
- * block adds up the warps, always in the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and
- * rows whose sums overflow, are computed one by one.
- *
- * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore not need more
- * registers than that block had. */
+ * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
+ * the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are
+ * computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
+ * registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -191,8 +189,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* a split group (SPLIT_GROUP neighbouring splits) has one partial result where a block adds up the group,
-         * otherwise one per split */
+        /* where a block adds up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
+         * otherwise each split has one */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {

@@ -220,9 +220,9 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* The functions below load fragments of a tile in the ring: ROWS rows of WIDTH elements, stored as chunks of CHUNK
- * columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one chunk.
- * FEW_ADDRESSES: each address is computed from one address of the lane by one instruction, and takes no register. */
+/* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one
+ * chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only stored address. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -291,10 +291,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, chosen so that the
- * row's largest number is 2^14 or more. Divides `factor` by that power. Returns false where the conversion loses a bit:
- * where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN
- * stay infinite and NaN. */
+/* Converts eight bfloat16 of a row to float16 times a power of two; LANES neighbouring lanes share a row. The power
+ * makes the row's largest number 2^14 or more, and `factor` is divided by it. Returns false where the conversion loses
+ * a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities
+ * and NaN stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -321,11 +321,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 }
 
 /* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
- * zeros, except numbers that are not finite, whose rows are computed one by one later.
- *
- * bfloat16 becomes float16, because keys in float8 become float16 in a third of the instructions. The factor `c`,
- * which converts scores to base 2, then has a value for each row, in sm.factor. Returns false where the conversion
- * would not be exact (scaled_halves_of()): then Q is bfloat16, and `c` applies to all rows. */
+ * zeros, except numbers that are not finite. bfloat16 becomes float16, because float8 keys can be converted to float16
+ * in a third of the instructions that bfloat16 takes. Each row then has its own factor from scores to base 2, in
+ * sm.factor. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is bfloat16, and one
+ * factor `c` holds for all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -418,7 +417,7 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows: each
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on, where a block has few rows. Each
  * thread stores the sums that it has made, so no barrier is needed. Returns false where a sum is not finite, or comes
  * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
@@ -448,9 +447,8 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
 }
 
 /* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
- * first split. from_workspace: the split was computed twice, and its result is in the workspace, from row `saved` on,
- * instead of in shared memory. */
+ * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split's result
+ * is in the workspace, from row `saved` on, and not in shared memory, because the split was computed twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -556,8 +554,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l (summed over its lanes) to shared memory, as number wk of the block's partial sums: rows
- * from m0 on, columns from d0 on. */
+/* Writes a warp's O, m and l (l summed over the warp's lanes) to shared memory, as number wk of the block's partial
+ * sums: rows from m0 on, columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -590,12 +588,12 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* launch_dependents() must be called after the wait: when all blocks have called it, combine_splits() may start,
-     * and it reads lengths that the kernel before this one writes */
+    /* launch_dependents() lets combine_splits() start, which reads lengths that the kernel before this one writes; it
+     * must therefore come after the wait for that kernel */
     launch_dependents();
 }
 
-/* Adds O += P V for one tile of V, of which it uses rows k0 and on. The warp computes columns d0 and on of O. */
+/* Adds O += P V for one tile of V, from row k0 of the tile on. The warp computes columns of O from d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
@@ -612,10 +610,10 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes split `index` of one key/value head: rows of Q against the split's keys. Writes out, or partial results to
- * the workspace. Where a result is not finite, it computes the split once more with zeros in place of values of V that
- * are not finite. STACKED: it computes the rows of `sequences` sequences, from the sequence of `place` on, and leaves
- * results that are not finite to decode_splits(). */
+/* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
+ * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
+ * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows are those of `sequences`
+ * sequences, the first of which is that of `place`; decode_splits() repeats the splits whose results are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -826,10 +824,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head for a stack (sequences whose common keys are
- * read once): for each run of two or more sequences of the stack that share this split. Blocks of the same keys are
- * neighbours, so that one finds in the L2 what another has read. A sequence whose result is not finite gets NaN as m
- * and l of its first row; decode_splits() runs next and computes that sequence's split. */
+/* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
+ * common keys are read once. It computes the split for each run of two or more sequences of the stack that share it. A
+ * block whose split another block has just read finds the keys in the L2. A sequence whose result is not finite gets
+ * NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -909,9 +907,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* A block of decode_few(): computes the splits of a block with few rows. If the stream's previous kernel writes nothing
- * that this kernel reads (p.ahead), this kernel starts to copy at once, and waits for the previous kernel's end only
- * before it writes (in split()). */
+/* A block of decode_few(): computes splits of few rows. With p.ahead, the stream's previous kernel writes nothing that
+ * this kernel reads. The block then copies keys at once, and waits for the previous kernel only before it writes (in
+ * split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

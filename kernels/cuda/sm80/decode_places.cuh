@@ -6,12 +6,11 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* How blocks find their work. Each key/value head has slots, and a block takes one slot.
- *
- * Not packed: a batch row has one slot for each `splits_per_block` of its splits. Where batch rows share splits
- * (`stack`), a batch row has `walkers` slots, and each slot takes every `walkers`-th of the splits that decode_stacks()
- * has not computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as
- * many slots as it needs, so a block finds its sequence by bisection; some slots have no work. */
+/* Says how blocks find their splits. Each key/value head has slots, and a block takes one slot. Not packed: a batch row
+ * has one slot for each `splits_per_block` of its splits. With stacks (decode_stacks()), a batch row has `walkers`
+ * slots, and each slot takes every `walkers`-th of the splits that decode_stacks() has not computed. Packed: sequence b
+ * has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots as it needs, so a block finds
+ * its sequence by bisection; some slots have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
@@ -115,8 +114,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Does what group_place_of() does, for problems of few rows that are not packed. The function computes in 32 bits,
- * because the first copies wait for its result, and leaves out the head's arguments for options. */
+/* Like group_place_of(), but only for problems that are not packed and have few rows. It computes in 32 bits, because a
+ * kernel's first copies wait for its result. It sets no members that only options need. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
