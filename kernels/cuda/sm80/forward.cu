@@ -63,7 +63,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* True if rows of D floats fit into the block's shared memory, in which results are staged. */
+/* true if rows of D floats fit into the block's shared memory, where results are staged */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* For D = 128 the address `across` is kept in a register, because computing it anew for each fragment was 3 %
-     * slower on an H200. */
+    /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
@@ -181,8 +180,8 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* Both branches (if and else) test whether o is finite. The `else` branch takes fewer instructions;
-                     * for D above 64 only the `if` branch compiles without spills. */
+                    /* The `if` and the `else` both test whether o is finite. The `else` takes fewer instructions, but
+                     * for D above 64 it causes spills of registers. */
                     if (D > 64) finite &= o - o == 0;
                     else zero = fmaf(o, 0, zero); /* `zero` becomes NaN if o is not finite */
                 }

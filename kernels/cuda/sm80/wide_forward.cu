@@ -131,8 +131,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out; of the blocks with the same queries, the one with the first columns also writes
- * lse. */
+/* Writes the block's columns of out. The block that has the first columns also writes lse. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)

@@ -49,7 +49,8 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one set of barriers for each warp of the first consumer and its partner warp in the second consumer */
+    /* one set of barriers for each warp of the first consumer and the warp of the second consumer that exchanges P with
+     * it */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -78,8 +79,8 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 /* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
 
 /* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, in the layout of wgmma. The
- * operand has ROWS rows per chunk of 64 channels. Products that read it from registers save bandwidth of shared memory,
- * which is as busy as the tensor cores. */
+ * operand has ROWS rows per chunk of 64 channels. Products that read the operand from registers save bandwidth of
+ * shared memory, which is fully used. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -92,8 +93,8 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A comes from registers in its first HELD steps, and
- * from shared memory in the others. */
+/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A is in registers for the first HELD steps, and in
+ * shared memory for the others. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -105,8 +106,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* The state that each of the two consumers has, among other things which round is next. A round is one tile of queries
- * of one head. */
+/* What each of the two consumers knows, for example which round is next. A round is one tile of queries of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -421,25 +421,25 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Limit in bytes on the memory for dS. The heads are processed in parts, and a part has as many heads as fit. The limit
- * is enough for one head of 16384 queries and keys or, under a causal mask, for two, which fill the GPU better. The
- * emulator's build sets a smaller limit, so that small problems have several parts too. */
+/* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
+ * queries and keys fits; under a causal mask two fit, which fill the GPU better. The emulator has a smaller limit, so
+ * that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: two tiles of queries share room in memory for this many tiles of dS. */
+/* Returns kept_tiles::width, the number of tiles of dS for which two tiles of queries together have room in memory. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* each batch row has its own length, so assume that every tile of queries sees all keys */
+    /* sequences have different lengths, so the function assumes that every tile of queries sees all keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        /* Counts the key tiles that a tile of queries sees; rows past the end count too, as in backward_keys. */
+        /* Counts the key tiles that a tile of queries sees, including its rows past the end. */
         [&](int64_t tile) {
             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                           last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
@@ -452,8 +452,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at
- * all. */
+/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
