@@ -29,8 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes; sweep: distance in bytes from the rows of V that a warp requests
-     * together to the rows that it requests next */
+    /* batch, head, row: strides of V in bytes. sweep: a warp requests several rows of V at a time; the next such rows
+     * lie this many bytes behind them */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -40,8 +40,8 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
-     * warps that transpose */
+    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than there are warps
+     * in the grid that transpose */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -54,17 +54,17 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units ------------------------------------------------------------------------------------------------------- */
 
-/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels there are from
- * its beginning on. keys == 0: no unit is left. */
+/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys ==
+ * 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark will get: ready, with or without a NaN in V */
+    uint32_t found; /* value that the unit's mark will get (THERE or THERE_NONFINITE) */
     int keys, channels;
 };
 
 /* Shared memory of the warps that transpose. Each warp has room for V of one step, and for the descriptions of its
- * present unit and the next, for which it has too few registers. STEPS: number of steps in which a unit is
+ * present unit and of the next, for which it has too few registers. STEPS: number of steps in which a unit is
  * transposed. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
@@ -102,9 +102,9 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell (16
- * channels of one key) is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in
- * different banks. */
+/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell is 16
+ * channels of one key. The 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different
+ * banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -244,9 +244,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` on. `ready`: V^T is known to be ready from
- * this block on. Returns the first block from which on V^T is known to be ready afterwards. All lanes of the warp must
- * call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. `ready` is the
+ * result of the previous call: V^T was ready from that block on. Returns the block from which V^T is ready now, which
+ * may be lower than `wanted`. All lanes of the warp must call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
