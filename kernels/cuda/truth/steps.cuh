@@ -11,7 +11,7 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the score's derivative; it is negative where dropout drops the pair */
+    /* slope: the derivative of the score; a negative slope says that dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
@@ -171,8 +171,8 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; in l, seen
- * and seen_z each lane counts only its own columns. */
+/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; each lane
+ * has the same m, and counts only its own columns in l, seen and seen_z. */
 struct online_row {
     double m, l, seen_z; /* seen_z: the sum of the seen scores; if the row sees one key, it is that key's score */
     int seen;

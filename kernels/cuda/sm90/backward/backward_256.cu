@@ -598,8 +598,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a launch is not split into shares: it takes only a few milliseconds, because heads whose dS fits into the limit
-     * are short */
+    /* no launch is divided into shares: heads whose dS fits into the limit are short and take only a few
+     * milliseconds */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

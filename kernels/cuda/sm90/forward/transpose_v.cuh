@@ -143,9 +143,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step, one of the STEPS parts of a unit. The rows of the matrices that ldmatrix loads are chosen so
-     * that, for 16 channels of 64 keys, a lane gets channels 2 g and 2 g + 1 of keys 16 q to 16 q + 15 (g: lane / 4, q:
-     * lane % 4), two keys per register. From these the lane makes 16 neighbouring bytes of each channel. */
+    /* Transposes a step, one of the STEPS parts of a unit. With g = lane / 4 and q = lane % 4, ldmatrix gives a lane
+     * channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane makes 16
+     * neighbouring bytes of V^T from each of the two channels. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -164,8 +164,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                /* To find NaN, 1 is added to each byte without its sign: only for a NaN, whose bits are all 1, the sign
-                 * bit becomes 1. */
+                /* A NaN has all bits below the sign set. Adding 1 to these bits therefore sets the sign bit for a NaN,
+                 * and for no other byte. */
                 for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
@@ -223,7 +223,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit of V one unit ahead, because the atomic operation takes time */
+            /* claim the next unit before this one is transposed, because the atomic operation takes time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -235,7 +235,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* requests the next unit's V, which arrives while the stores of the present unit proceed */
+            /* the next unit's V arrives while the present unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -257,8 +257,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* makes visible to all lanes the V^T for which one lane has read the mark (acquire) */
-    fence_proxy_async_global(); /* makes the V^T that is ready visible to the copy engine too */
+    __syncwarp();               /* V^T whose mark one lane has read (acquire) is visible to all lanes now */
+    fence_proxy_async_global(); /* it is visible to the copy engine now */
     return ready;
 }
 
@@ -268,8 +268,8 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer surely
- * counts the units that the caller has waited for, and those whose loaded V^T it has received. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. A unit is
+ * ready for certain if the caller has waited for it, or has received V^T loaded from it. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

@@ -31,9 +31,9 @@ template <int ROWS> struct mn_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands, K-major and MN-major, that store only the low word of a descriptor; all descriptors have the same high
- * word. The next step, or another stage of a ring, takes one addition. Making each descriptor from an address would
- * take four operations between two products. */
+/* Operands, K-major and MN-major, that store only the low word of a descriptor; the high word is the same in all
+ * descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making it from an
+ * address would take four operations. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
