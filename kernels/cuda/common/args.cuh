@@ -33,8 +33,8 @@ struct cuda_args {
     float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     /* dropout's random generator gets drop_first + b * drop_batch + h as the number of head h of batch row b */
     int64_t drop_first, drop_batch;
-    /* In lse, delta and a recomputed out, row i of sequence b and head h has the index b * lse_batch + h * lse_head +
-     * q_start + i, where q_start is the sequence's first row in a packed tensor. */
+    /* The index of row i of sequence b and head h in lse, in delta and in a recomputed out is b * lse_batch + h *
+     * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
     /* In each head the launch computes tiles from this number on. In packed problems, tiles are numbered across all
      * sequences. */
@@ -191,9 +191,8 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k), for the gradient
- * (score.h). z is NaN where q.k or a partial sum overflows float32, although scale q.k may be in range. In that case
- * rows.cuh computes the row with score_in_double(). */
+/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k) (score.h). z is NaN where
+ * q.k or a partial sum of it overflows float32; rows.cuh computes such a row with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -216,8 +215,8 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Scores of this size and more are huge: neighbouring float32 numbers are so far apart that P is 1 for a row's largest
- * score and 0 for all lower ones. This holds in base 2 and in base e. */
+/* Scores of this size and more are huge. Neighbouring float32 numbers are then so far apart that P is 1 for a row's
+ * largest score and 0 for all lower scores, in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
 /* Returns the score of a visible pair, or a sink, in base 2. The result is never -inf, which stands for a hidden pair.
@@ -282,7 +281,7 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens. Sequence b owns the tiles from
- * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` numbers per sequence leave room for incomplete
+ * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` tiles per sequence leave room for incomplete
  * tiles. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
@@ -303,11 +302,9 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 
 /* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
 
-/* Returns the grid for one block per tile of `rows` query rows.
- *
- * The grid is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem
- * sequence b owns the tiles from cu[b] / rows + b on (cu: cu_seqlens). Every sequence then has enough tiles, and a
- * block finds its sequence by bisection, without a table. A few tiles have no rows. */
+/* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
+ * all sequences, heads). In a packed problem sequence b owns the tiles from cu_seqlens[b] / rows + b on, which are at
+ * least as many as it needs. A block can therefore find its sequence by bisection. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;

@@ -55,9 +55,9 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
  * scores (twice the exponentials of that GPU's special function units). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They follow from
- * NVIDIA's data sheets, divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s for
- * an H100 SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They are the rates
+ * of NVIDIA's data sheets divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s
+ * for an H100 SXM at 1.83 GHz. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
@@ -166,9 +166,9 @@ int device_count(void)
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...); kernels of the same operation that stand before
- * this family in the table are not tried. Slower kernels can thus be tested and timed on a chip that runs all of them.
- * An operation without a kernel of this family is not affected. */
+ * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...), and kernels that stand before this family in
+ * the table are then not tried. Slower kernels can thus be tested and timed. The variable has no effect on an operation
+ * without a kernel of this family. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -461,9 +461,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Returns the error for a memory handle (CUDA IPC) that the driver refused. Some of the driver's error codes mean a
- * lost device in other calls. From cudaIpcOpenMemHandle they mean that the client sent a wrong handle, as long as the
- * device still works. */
+/* Returns the error for a memory handle (CUDA IPC) that the driver refused. As long as the device works, every error
+ * code means that the client sent a wrong handle, even a code that means a lost device in other calls. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -559,9 +558,8 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Returns the number of bytes for the marks by which a kernel tells later launches to compute a row
- * (cuda_args.rows_later). Returns 0 where kernels leave no row to a later launch: in short problems, in decode.cu and
- * in simple.cu. */
+/* Returns the number of bytes for the marks of rows that kernels leave to a later launch (cuda_args.rows_later).
+ * Returns 0 where kernels leave no row: in short problems, in decode.cu and in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

@@ -30,9 +30,8 @@ struct cuda_chip {
     int decode_rows;
     /* true: threads copy tiles even where a kernel could use the copy engine (see copies_by_threads() in device.cu) */
     bool copies_by_threads;
-    /* True if the previous call on this stream was a decode whose results this problem does not read. In that case the
-     * launch may read its inputs before that decode has ended. launch() sets it; it is false in the device's own
-     * cuda_chip. */
+    /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
+     * then read its inputs before that decode has ended. launch() of device.cu sets it in its copy of the struct. */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
@@ -52,12 +51,12 @@ struct cuda_chip {
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
-/* Which steps of a problem of many launches to queue. A step is one launch, or several that together take at most 20
- * ms. A launcher goes through the same steps in the same order at each call; takes_step() returns which of them to
- * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
+/* Which steps of a long problem to queue. A step is one launch, or several that together take at most 20 ms. A launcher
+ * goes through the same steps in the same order at each call, and takes_step() returns which of them to launch now. The
+ * host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
-    /* number of the step about which takes_step() decides next whether to queue it now */
+    /* number of the step that takes_step() sees next */
     int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
@@ -166,9 +165,9 @@ struct cuda_kernel {
     attn_kernel takes;
     /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
     int least_compute, most_compute;
-    /* Returns whether the kernel can compute this problem. The row of the table accepts the problem's features and
-     * dtypes; sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that
-     * launch() may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
+    /* Returns whether the kernel can compute this problem, whose features and dtypes the row of the table has accepted;
+     * sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that launch()
+     * may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);

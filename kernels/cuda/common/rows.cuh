@@ -190,8 +190,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Returns the score z of a visible pair, given its rows of q and k. It calls score(), or computes in double where q.k
- * or a partial sum exceeds the range of float32. The whole warp calls it. */
+/* Returns the score z of a visible pair, given its rows of q and k. Where q.k or a partial sum exceeds the range of
+ * float32, it computes in double; otherwise it calls score(). The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -227,10 +227,9 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
     *a.rows_found = 1; /* warps may write this byte at the same time, because all write 1 */
 }
 
-/* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
- * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: like
- * UNSOUND_ROWS, except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see
- * in_base_2()). */
+/* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
+ * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose
+ * largest score is HUGE_SCORE or more in size, because these kernels compute them (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -365,8 +364,8 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN
- * where P cannot be computed from lse; tiles with such a row are computed pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN if
+ * P cannot be computed from lse; kernels then compute the row's tiles pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
@@ -454,9 +453,9 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns how far the score of a row's only key may be from the row's lse if both differ only by rounding. Tiles of
- * float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as coarsely as scores of
- * 15. */
+/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest such
+ * difference. Tiles of float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as
+ * coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

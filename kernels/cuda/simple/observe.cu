@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass (the sum of a key's probabilities over the queries) of key n, counted over the keys of all query
- * heads: neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
+/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
+ * heads; neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;

@@ -26,11 +26,10 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* These two functions are for problems in which a given lse replaces the pass over the rows, so that no pass has looked
- * for scores that tiles cannot compute. Such a score makes an element of key_mass, weights or map NaN or infinite.
- * simple_observe_find_nonfinite() looks for these elements after tiles have computed the outputs.
- * simple_observe_nonfinite_sums() computes the elements again, before the sums of strange rows are added. The two
- * functions need rows.base and rows.inverse of all rows. */
+/* These two functions are for problems whose lse is given, in which no kernel has looked for scores that tiles cannot
+ * compute. Such a score makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite()
+ * looks for these elements after tiles have computed the outputs. simple_observe_nonfinite_sums() computes the elements
+ * again, before the sums of strange rows are added. Both functions need rows.base and rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* The whole warp calls visit(n) for each n in first .. first + count - 1 for which wanted(n) is true. Each lane
- * evaluates wanted() for its own n; it is true for few n. The grid has `warps` warps, each of which takes every
- * `warps`-th n. */
+/* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true, which are few.
+ * The grid has `warps` warps, each of which takes every `warps`-th n; its lanes test 32 of them at a time. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -87,8 +86,8 @@ __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 }
 
 /* Computes delta_i = rowsum(dO * O) - dlse, and writes the given lse without gaps. A row that sees no key has delta 0.
- * The launch bound keeps as many blocks on a multiprocessor as would fit without the calls of lse_of_row_in_parts() and
- * mark_one_key(), because reading memory needs many loads in flight. */
+ * The launch bound keeps enough blocks on a multiprocessor, because reading memory needs many loads in flight. Without
+ * it lse_of_row_in_parts() and mark_one_key() would take too many registers. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -189,7 +188,7 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
 }
 
 /* A part of the work on dbias. dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element of dbias is a sum
- * over these axes, which may have as many terms as the whole problem has queries. A launch adds terms [begin, end) to
+ * over its broadcast axes, with as many terms as the problem has queries at most. A launch adds terms [begin, end) to
  * the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;

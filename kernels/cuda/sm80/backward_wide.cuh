@@ -127,9 +127,9 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* A step has two parts: dQ of query tile n - 1, and S, dP, dK and dV of query tile n. Two warps of one
-         * scheduler do the parts in opposite order, so that one warp computes addresses while the other computes
-         * products. */
+        /* A step has two parts: dQ of query tile n - 1, and S, dP, dK and dV of query tile n. Of two warps that share a
+         * scheduler of the multiprocessor, one does the first part first and the other the second, so that one computes
+         * addresses while the other computes products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;

@@ -43,8 +43,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 enum { STACK_TILES = 2 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). With float8 keys a tile has twice as many keys as with 16-bit keys, or the ring has twice as many slots. FEW:
- * at most 8 rows, whose O^T is computed as V^T P^T, with half the products and half the registers. */
+ * (WD). Tiles of float8 keys have twice as many keys as tiles of 16-bit keys, or the ring has twice as many slots. FEW:
+ * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
@@ -108,9 +108,8 @@ template <class X> struct shared {
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). One warp calls
- * it. It writes the result only if tensor cores cannot compute it, because the result is not finite or comes from huge
- * scores. */
+/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). It writes the
+ * result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -531,9 +530,9 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T, where a block has few rows, to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of
- * two of every 16 channels. With 16-bit keys these are channels lane / 4 and lane / 4 + 8; with float8 keys they are
- * the neighbours lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T, where a block has few rows, to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1
+ * of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
+ * are lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {

@@ -50,11 +50,10 @@ enum {
 /* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
-/* Returns the number of keys of a split. Sixteen splits, with eight key/value heads, fill a GPU. A split must be long
- * enough that partial results take little time, and short enough that every multiprocessor is busy to the end. Splits
- * are longer where a block has more rows (`wide`), whose partial results are larger. Reading float8 keys takes half as
- * long, but the block's other work does not: where a sequence is long enough for many blocks, float8 splits are
- * longer. */
+/* Returns the number of keys of a split. A split must be long enough that partial results take little time, and short
+ * enough that every multiprocessor is busy to the end; sixteen splits of each of eight key/value heads fill a GPU.
+ * Splits are longer where a block has more rows (`wide`), whose partial results are larger. Float8 splits of long
+ * sequences are longer, because reading their keys takes half as long. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
@@ -78,8 +77,8 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. That is enough: a
- * sequence of n > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see
+/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys, which is enough: n splits
+ * (n > 1) are of at least n * 64 keys for up to 16 rows, and of at least n * 256 for up to 64 rows (see
  * split_keys()). */
 const int KEYS_A_ROW = 4;
 
@@ -183,7 +182,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

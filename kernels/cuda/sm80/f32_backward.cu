@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
-         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
+        /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
+         * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c > 0, because 0 times a score of -inf would be NaN */
         if (SCORE_MODS) {

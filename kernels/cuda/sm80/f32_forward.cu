@@ -104,7 +104,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
         /* The maximum row.m is in base 2. The factor c converts scores to base 2; with options it is 1, because
          * in_base_2() has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);

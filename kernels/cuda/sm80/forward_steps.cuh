@@ -68,7 +68,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }

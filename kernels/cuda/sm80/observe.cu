@@ -82,8 +82,9 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes base and inverse of the rows from a given lse: P = exp(z - lse). One warp does it for one row. A row is strange
- * if its lse does not determine P, or if an element of q is not finite, which would make all of the row's P NaN. */
+/* Makes base and inverse of each row from a given lse, so that P = exp(z - lse). One warp computes one row. A row is
+ * strange (tiles cannot compute it) if its lse does not determine P, or if an element of its q is not finite, which
+ * would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. Sums of a row are made chunk by chunk and merged in the order of keys. Several blocks may
- * therefore share the keys of a row, and their number does not change the bits. */
+/* Number of keys of a chunk. Sums of a row are made chunk by chunk and merged in the order of keys. The number of
+ * blocks that share the keys of a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows, each over some of the keys. Part n of row r = lse_at() is at part[n * rows + r]. */

@@ -278,7 +278,7 @@ DEVICE shared_bias &bias_behind_stages(void *memory)
     return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
 }
 
-/* Loads the block's tile of the bias. A barrier must follow before it is used. */
+/* Loads the block's tile of the bias. A barrier must follow before any thread reads the tile. */
 template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];

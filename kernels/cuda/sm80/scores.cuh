@@ -124,8 +124,8 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
 }
 
 /* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. Query i sees keys [i +
- * lo, i + hi) of struct limits; key j is therefore seen by the queries j - hi < i <= j - lo. The argument `j` is this
- * lane's upper row, `i` its first column. */
+ * lo, i + hi) of struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's
+ * upper row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll

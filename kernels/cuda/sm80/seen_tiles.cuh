@@ -18,8 +18,8 @@ struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Returns whether a FlashMask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result may be true
- * for a hidden tile, but is never false for a visible one. The whole warp calls it. */
+/* Returns whether a FlashMask leaves any of keys [j0, j1) visible to any of queries [i0, i1). The result may be true
+ * although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];

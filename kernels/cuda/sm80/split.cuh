@@ -263,8 +263,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Loads a warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements outside the
- * tensor are 0. `pages`: the problem, if its keys or values in pages are loaded; otherwise NULL. */
+/* Loads ROWS neighbouring rows of a float32 tensor to a warp's registers: a lane gets D / 32 columns of each. Elements
+ * outside the tensor are 0. `pages`: the problem, if the tensor is its keys or values in pages; otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)

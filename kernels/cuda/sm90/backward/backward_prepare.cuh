@@ -20,7 +20,7 @@ template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
 /* A unit of work: queries [i0, i0 + UNIT_ROWS) of a sequence and head. At the end of a sequence some or all of these
- * queries do not exist. `place` is the number of their tile of queries, as query_tile() counts. */
+ * queries do not exist. `place` is the number of the query tile that they belong to (see query_tile()). */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;

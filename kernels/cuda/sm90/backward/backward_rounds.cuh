@@ -71,7 +71,7 @@ struct plan {
     bool last_first;          /* true: the tiles of keys of a head are taken from the last keys to the first */
     uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
-    bool out_in_pieces;       /* whether out can be read in pieces of 16 bytes, as dO always can */
+    bool out_in_pieces;       /* true: out can be read in pieces of 16 bytes (dO always can) */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
     /* per key/value head: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
@@ -387,8 +387,8 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* With D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. With D = 128 it is 64
-             * channels of a unit, in two pieces of 32 queries that are contiguous in memory. */
+            /* At D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. At D = 128 it is 64 channels
+             * of a unit, in two pieces of 32 queries each, which lie one after the other in memory. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);

@@ -414,7 +414,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Computes dropout's random bits for the next tile of queries: bit 1 means that a pair is kept. Byte n of word k
+    /* Computes dropout's random bits for the next tile of queries; a bit is 1 if the pair is kept. Byte n of word k
      * belongs to query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
@@ -547,9 +547,9 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() and dQ_place() return where a thread stores its elements of dS (as a byte offset) and of dQ (as a
-     * number of floats). For dS, each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where
-     * its pieces of 16 bytes lie. */
+    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Each 8 lanes hold a matrix of 8
+     * queries by 8 keys, and the swizzle of a row decides where its pieces of 16 bytes lie. dQ_place() returns where in
+     * dQ the thread stores its elements, as a number of floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -886,7 +886,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Recomputes keys of the block's tiles, one by one: those for which this warp found a dK or dV that is not finite. This
+/* Recomputes keys of the block's tiles, one by one: the keys whose dK or dV this warp has found not to be finite. This
  * function is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {

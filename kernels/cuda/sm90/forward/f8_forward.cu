@@ -392,8 +392,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute; m is the row's largest score, and c converts scores to base
- * 2. A larger m c is rounded so much that P may exceed 448, the largest e4m3 number. */
+/* The largest |m c| of a row that this kernel can compute, where m is the row's largest score, and c converts scores to
+ * base 2. A larger m c is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
@@ -840,9 +840,9 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape whose head size suffices and whose least number of keys the problem has:
- * least_masked_Sk under a mask, otherwise least_Sk. Where lse is wanted, only shapes that convert q and k to bfloat16
- * are used. */
+/* The shapes. A problem takes the first shape with a sufficient head size whose least number of keys (least_masked_Sk
+ * under a mask, otherwise least_Sk) it reaches. If lse is wanted, only shapes that convert q and k to bfloat16 are
+ * used. */
 struct shape_row {
     int D;
     bool wide;

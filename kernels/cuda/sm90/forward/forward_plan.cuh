@@ -67,8 +67,8 @@ struct __align__(16) work_tile
     int list, unused[3];
 };
 
-/* Values of work_tile::i0 that are commands to the consumers and not rows. REPORT: the consumers must report when they
- * have written all results so far. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are not rows but commands to the consumers. REPORT: report when all results so far are
+ * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -132,9 +132,8 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. With
- * FlashMask, the smallest and largest bounds of the mask for each tile of keys follow; with float8, q, k and v as
- * bfloat16 follow. */
+/* Offsets in scratch memory, in this order: plan::before of all work tiles, and the flags of their warps; with
+ * FlashMask, the smallest and largest bounds of the mask for each tile of keys; with float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* in bytes */
 };

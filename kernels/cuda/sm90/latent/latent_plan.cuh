@@ -131,7 +131,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -68,9 +68,9 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. The exponentials in l are
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. The exponentials in l are
  * relative to 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
- * which leaves huge scores unchanged. */
+ * which returns huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)

@@ -46,8 +46,8 @@ DEVICE uint32_t memory_anew()
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
 /* store_release() and load_acquire() use a word by which one block signals others. A thread that acquires the stored
- * value sees all writes that were made before the release: by the storing thread, and by threads that it had met at a
- * barrier. PTX ISA 9.7.9.11, 9.7.9.8. */
+ * value sees all that the storing thread, and threads that it had met at a barrier, wrote before the release. PTX ISA
+ * 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");

@@ -94,7 +94,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* before the row's first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -120,11 +120,11 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 }
 
 /* Does what softmax_step() does, in an order that lets O be rescaled while exponentials are computed. midway(sum) is
- * called when both rows' maxima are known, before all exponentials but one; `sum` is >= 0 or NaN and depends on both
- * maxima. From then on O may be multiplied by rescale. The sums begin with their old values, so that only exponentials
- * remain after midway(). The first row's maximum is found in two chains of operations, because all later work waits for
- * it; the second row's is found in CHAINS (1 or 2) chains, beside the first row's exponentials. HIDDEN: a row may have
- * seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
+ * called when both rows' maxima are known and one exponential is computed; from then on O may be multiplied by
+ * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's maximum, so it
+ * is found in two chains of operations. The second row's is found in CHAINS (1 or 2) chains, beside the first row's
+ * exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are
+ * wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -159,7 +159,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* before the row's first key (HIDDEN) m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key (HIDDEN), and -inf - -inf would be NaN */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
