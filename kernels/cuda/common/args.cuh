@@ -332,8 +332,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the head, sequence and first query of the grid's tile `tile_index`. The last tiles of a head come first,
- * because they are the longest under a causal mask. */
+/* Returns the head, sequence and first query of the grid's tile `tile_index`. A head's last tiles come first, because
+ * they take longest under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -65,8 +65,8 @@ const struct {
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
 
-/* The most work that one call of attn_run_some() queues, in units of the longest step. Queued work cannot be cancelled,
- * and it delays the work of all other streams of the device. */
+/* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
+ * cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
 /* The workspace has this many bytes before the marks (one byte per row that a later launch must compute). The last of

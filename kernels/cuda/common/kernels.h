@@ -25,8 +25,8 @@ struct cuda_chip {
     int major, minor;
     int multiprocessors;
     int shared_bytes; /* the most dynamic shared memory, in bytes, that a block can have */
-    /* Above 0 only if decode.h combines another forward kernel with decode.cu. The other kernel skips packed sequences
-     * of at most this many rows (queries times heads of a group), because decode.cu computes them. */
+    /* The kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
+     * computes them (see decode.h). 0: it skips none. */
     int decode_rows;
     /* true: threads copy tiles even where a kernel could use the copy engine (see copies_by_threads() in device.cu) */
     bool copies_by_threads;

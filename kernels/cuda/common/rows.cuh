@@ -434,8 +434,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Returns whether query i sees exactly one key. Most rows see the keys near their own position, so two of those keys
- * are tested first. The whole warp calls it. */
+/* Returns whether query i sees exactly one key. Two keys near the query's own position are tested first, because most
+ * rows see them. The whole warp calls it. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;

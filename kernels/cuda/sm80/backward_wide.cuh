@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: first of this warp's keys, counted in the block; part: the warp's number among those that share these
+    /* key: first of this warp's keys, counted in the block; part: number of the warp among the warps that share its
      * keys */
     const int key = warp / QW * 32, part = warp % QW;
 

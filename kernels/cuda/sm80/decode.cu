@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* the stream's next kernel may start now; a kernel that reads results waits for this kernel's end */
+    /* the stream's next kernel may start now; if it reads results of this kernel, it first waits for this kernel's
+     * end */
     launch_dependents();
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;

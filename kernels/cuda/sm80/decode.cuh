@@ -628,7 +628,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
+              /* m0, k0, d0: the warp's first row, first key of a tile, and first column of V */
+              d0 = warp % X::WD * (D / X::WD);
     const bool idle = m0 >= rows;
     limits limit;
     attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
@@ -835,8 +836,7 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
     while (shares) { /* bit s: sequence first + s shares the split with the sequence before it in the stack */
-        /* a run of sequences that share the split begins one sequence before its first bit, and ends at the next zero
-         * bit */
+        /* sequences that share the split are a run of 1 bits, and the sequence before the run's first bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -874,8 +874,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits of this sequence that decode_stacks() has computed. `before`: those that the previous sequence of the
-     * batch shares; `after`: those that the next sequence shares. */
+    /* Splits of this sequence that decode_stacks() has computed. `before`: those shared with the previous sequence of
+     * the batch; `after`: those shared with the next sequence. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {

@@ -102,8 +102,7 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* Returns the number of tiles of BM queries that see any of the BN keys from j0 on, and in `first` the first of these
- * tiles. */
+/* Returns how many tiles of BM queries see any of the BN keys from j0 on; `first` becomes the first of these tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {

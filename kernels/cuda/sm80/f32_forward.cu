@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
      * the block */
     bool wide = false;
 again:
-    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent; o_exponent is the smallest of the
-     * tiles' exponents so far. */
+    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, and o_exponent is the smallest exponent
+     * of the tiles visited so far. */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];

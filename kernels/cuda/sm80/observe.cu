@@ -178,8 +178,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* part_bytes: bytes of the parts that are cleared first, because a row may lack some parts if several blocks share
-     * it */
+    /* part_bytes: bytes of the parts that must be cleared: if several blocks share a row, some parts may never be
+     * written */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;

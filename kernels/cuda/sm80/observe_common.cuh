@@ -77,8 +77,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the tile of a block, and in *number the block's number among the blocks that share the tile. The last tiles
- * come first, because they are the longest under a causal mask. */
+/* Returns the tile of a block; *number becomes the block's number among the blocks that share the tile. The last tiles
+ * come first, because they take longest under a causal mask. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

@@ -221,7 +221,7 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 
 /* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
  * to 0. draw(row, block) returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT such results.
- * Call it after the row's sum, because lse leaves dropout out. */
+ * Call it after the row's sum, because dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1

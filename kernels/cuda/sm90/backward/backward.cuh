@@ -133,8 +133,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of
-     * the last unit, which are finite, and its scores are masked. */
+    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). It gets the values of the last
+     * unit that has some, because they are finite; its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),

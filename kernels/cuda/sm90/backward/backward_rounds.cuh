@@ -63,7 +63,7 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
     tile_order order; /* order of the tiles of keys; in packed problems some tiles have no rows */
-    int *counter;     /* number of tiles that blocks have claimed, see cuda_chip */
+    int *counter;     /* number of tiles of keys that blocks have claimed (cuda_chip::counter) */
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
     /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
@@ -81,7 +81,7 @@ struct plan {
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
     bool in_order; /* option `deterministic`: blocks add to dQ in a fixed order */
-    /* true: the first block with dQ for some queries stores it as their sum, and all later blocks add to the sum */
+    /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
     bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
     score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */

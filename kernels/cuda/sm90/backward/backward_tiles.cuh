@@ -240,7 +240,7 @@ template <typename T, class X, typename R> struct gradients {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first query and first key in the next tile of queries. */
+    /* Returns the address of the bias of the thread's first pair (of query and key) in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);

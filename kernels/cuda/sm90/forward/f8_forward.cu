@@ -253,8 +253,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* A work tile is released when only the loads of its last tiles of keys are left. The release lets the
-             * block claim its next work tile. */
+            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tiles
+             * of keys are left. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -477,7 +477,7 @@ template <class X> struct attention {
     }
 
     /* Computes O = P V over the tiles of keys that this warpgroup's rows see, from the last to the first. With
-     * SHORT_ENDS it also computes what end_softmax() does, during the last product. */
+     * SHORT_ENDS it also does the work of end_softmax(), while the last product runs. */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {

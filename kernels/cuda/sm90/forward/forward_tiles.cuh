@@ -150,8 +150,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
     int newest; /* the newest work tile of the block, see plan::before; -1: the block has none */
-    /* number of the stage of V in which zero_nonfinite_tiles() is to replace infinities and NaN next; negative: there
-     * is no more work */
+    /* number of the stage of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is no
+     * more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
@@ -191,8 +191,8 @@ DEVICE int tile_before(const plan &p, int t)
     return *(volatile int *)(p.before + t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. After the last work tile, the warp hands out again
- * those work tiles of this block whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end the warp hands out those work tiles of
+ * this block again whose result was not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -297,8 +297,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* A work tile is released when only the loads of its last tile of keys are left. The release lets the block
-             * claim its next work tile. */
+            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tile
+             * of keys are left. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -565,7 +565,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Issues the product that gives the scores of the first N keys of the first tile to compute. The caller must call
-     * retire() before it reads S. */
+     * retire() before it reads the scores S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();

@@ -76,8 +76,8 @@ template <int STEPS> struct transpose_memory {
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n. Units are in the order of the work tiles: the last block of keys of a head comes first, with all its
- * channels. */
+/* Returns unit n of V^T. Units are in the order in which work tiles need them: a head's last block of keys comes first,
+ * with all its channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};

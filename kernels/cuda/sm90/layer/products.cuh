@@ -18,7 +18,7 @@ template <int ROWS> struct k_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores its first descriptor. Each further step takes one addition. */
+/* A K-major operand that stores the descriptor of its first step. That of a later step takes one addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}

@@ -86,8 +86,8 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts: the heads before the last heads; the long work tiles of the last heads; their short
-     * work tiles. */
+    /* The order has three parts: the work tiles of all heads but the last heads; the long work tiles of the last heads;
+     * the short work tiles of the last heads. */
     tile_order part = x;
     int head = 0, tile = 0; /* first head and first tile of the part of the order in which number t lies */
     part.heads = x.last_heads;

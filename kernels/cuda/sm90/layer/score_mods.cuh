@@ -74,9 +74,10 @@ struct head_mods {
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
-/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. It then
- * becomes a factor of c of the softmax's reference. Only if it is negative, or if there is an ALiBi slope, scores are
- * multiplied by it instead: the slope divided by a tiny scale might be infinite. */
+/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. `scale`
+ * then becomes a factor of c, by which the softmax multiplies scores. If `scale` is negative, or the head has an ALiBi
+ * slope, the scores themselves are multiplied by `scale`, because the slope divided by a tiny scale might be
+ * infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;

@@ -47,7 +47,8 @@ struct mass_order {
     bool uneven;
 };
 
-/* A work tile: keys [j0, j1) of head x, and the queries [i0, i1) that see one of these keys and count in key_mass. */
+/* A work tile: keys [j0, j1) of head x, and queries [i0, i1): those that see one of these keys and are summed in
+ * key_mass. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* keys from `shown` on have no entry in key_mass */
