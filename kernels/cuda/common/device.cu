@@ -90,7 +90,7 @@ struct device {
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* protects the members of this struct that follow */
+    pthread_mutex_t lock; /* `lock` protects the members of this struct that follow */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];

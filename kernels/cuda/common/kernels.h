@@ -218,7 +218,7 @@ static inline bool has_pages(const attn_plan *plan)
  * (each has its own context), and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* one bit per device: 1 after allow_shared() was called for the device */
+    static std::atomic<uint64_t> allowed; /* bit n is 1 after allow_shared() was called for device n */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;

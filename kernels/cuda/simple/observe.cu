@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });

@@ -372,7 +372,7 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
  * rows, each warp looks at several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 

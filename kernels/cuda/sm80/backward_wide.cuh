@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32,
-                      il = i0 + q; /* this warp's first query: q counts inside the tile, il inside the sequence */
+                      il = i0 + q; /* q: this warp's first query, counted inside the tile; il: inside the sequence */
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {

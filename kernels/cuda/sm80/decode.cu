@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        /* the sink counts once per row, not once per split */
+        /* the sink is added once per row, not once per split */
         float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
@@ -283,7 +283,7 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* What a complete launch needs: the plan, number of blocks, bytes of workspace. */
+/* What the launch of a problem needs: the plan, the number of blocks, the bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;

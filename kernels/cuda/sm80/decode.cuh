@@ -89,7 +89,7 @@ template <class X> struct shared {
                /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
                [X::SCORE_MODS ? X::KW + 4 : 1];
     };
-    union { /* O overwrites the tiles, after the last tile was read */
+    union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
@@ -628,8 +628,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              /* m0, k0, d0: the warp's first row, first key of a tile, and first column of V */
-              d0 = warp % X::WD * (D / X::WD);
+              d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
     limits limit;
     attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */

@@ -56,7 +56,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q; after the loop, the rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* the block's rows of Q; after the loop, its rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;

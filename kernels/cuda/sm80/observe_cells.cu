@@ -90,7 +90,7 @@ struct strip_rows {
     }
 };
 
-/* Adds columns [c0, c1) of P to the sums of the lane's rows. */
+/* Adds up columns [c0, c1) of P, for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {

@@ -59,7 +59,7 @@ struct work {
     /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: the client gave out and lse */
+    bool given;      /* true: out and lse come from the client, false: they are recomputed */
     /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are aligned, so that one instruction can read
      * or write both */
     bool bias_in_pairs, dbias_in_pairs;
@@ -188,7 +188,7 @@ template <sum_kind KIND> struct load_cursor {
         }
         cp_async_commit();
     }
-    /* Loads the first chunks of tile n into the first stages. */
+    /* Begins to load tile n: its first chunks, to the first stages. */
     DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
     {
         n = first, chunk = 0;

@@ -63,7 +63,7 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows of the tensor are queries; 0: they are keys */
+    int queries; /* 1: the tensor's rows are queries; 0: they are keys */
     /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
     int packed;
 };

@@ -58,7 +58,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     const char *data;
     const attn_view *view;
     int row_bytes; /* bytes from one row to the next; set only if copies of 16 bytes are possible */
-    int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
+    int rows;      /* number of rows of the sequence; rows of a tile behind the sequence become zeros */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
     bool pieces;

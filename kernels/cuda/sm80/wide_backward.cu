@@ -67,7 +67,7 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* used for dk and dv: lse and delta of the tile's queries */
+    row_values values; /* in blocks of dk and dv: lse and delta of the tile's queries */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };

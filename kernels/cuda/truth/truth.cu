@@ -143,7 +143,7 @@ struct block_work {
     /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
     int row, rows, columns;
     int begin, end;      /* columns [begin, end): those that some row of the tile may see */
-    int chunks, chunks2; /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
     /* members: number of query heads to visit; part: which WIDTH columns of the result the block computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */

@@ -40,9 +40,11 @@ namespace {
 /* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
-    alignas(1024) uint16_t K[X::BN * X::D]; /* holds dV after the last product with K */
+    /* K of the block's keys; after the last product with K, the same memory stages dV */
+    alignas(1024) uint16_t K[X::BN * X::D];
     alignas(1024) uint16_t V[X::BN * X::DV];
-    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* stage 0 holds dK after the last product with Q */
+    /* a ring of tiles of Q; after the last product with Q, stage 0 stages dK */
+    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* staging memory for the dS that is copied to global memory */
     /* P^T in the register layout of an operand: 16 bytes per thread of a consumer */

@@ -199,7 +199,7 @@ template <typename T, class X> struct query_gradients {
     /* all rows of this warpgroup see all keys of tiles [free_first, free_last) */
     int free_first, free_last;
     float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
-    const k_major_low<BM> Q, dO; /* operands Q and dO: the rows of this warpgroup */
+    const k_major_low<BM> Q, dO; /* operands: this warpgroup's rows of Q and of dO */
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 

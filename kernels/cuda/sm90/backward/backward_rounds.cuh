@@ -85,7 +85,7 @@ struct plan {
     bool claims;
     bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
     score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
-    float cap;       /* the softcap in base 2: factor of the result of tanh */
+    float cap;       /* tanh times this factor is the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -96,7 +96,7 @@ struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* the reciprocal of the scale of scores */
+    float per_scale; /* 1 / (the scale by which q.k is multiplied) */
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
@@ -104,8 +104,8 @@ template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>
 struct round_record {
     int tile, h;
     bool more;        /* whether another tile of queries follows */
-    bool bounded;     /* FlashMask hides some pairs of the tile of queries with the block's keys */
-    bool partly_kept; /* keep_mask hides some pairs of the tile */
+    bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
+    bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* ALiBi's slope in base 2; 0: no ALiBi */
 };
 
@@ -130,7 +130,7 @@ template <class X> struct shared {
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* the consumers' own copy of the description of their present tile */
+    block_place place;   /* the description of the consumers' present tile of keys, copied for them */
 };
 
 /* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */
@@ -153,7 +153,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
+        /* query rows that FlashMask leaves visible are all in [begin, end) */
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
         /* FlashMask may hide two intervals of queries. One of them may reach the end of the range only after the loop
          * has cut off the other, so the loop runs twice. */

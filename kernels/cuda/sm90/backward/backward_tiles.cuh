@@ -363,7 +363,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* only the members that exponent_of() reads are set */
+            head_args head; /* exponent_of() reads only the members that are set below */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)

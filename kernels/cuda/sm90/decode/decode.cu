@@ -144,7 +144,7 @@ template <typename T, class X> struct copies_by_engine {
     {
         /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* each of the four warps fills one slot */
+        if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);

@@ -107,7 +107,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* negative: the scores must change their sign, because the scale is negative */
+    int last, index, negative; /* negative: 1 if scores must change their sign, because the scale is negative */
     /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
@@ -580,7 +580,8 @@ template <class X> struct attention {
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* O without the 8 columns that compute l */
+        /* the columns of O that belong to out, without the 8 columns that compute l */
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O;
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);

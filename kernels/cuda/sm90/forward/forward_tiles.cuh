@@ -144,7 +144,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* staging memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
-    work_tile work; /* `work`: the newest work tile; `parts`: which part of it each consumer computes */
+    work_tile work; /* work: the newest work tile; parts: the part of it that each consumer computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
@@ -396,7 +396,7 @@ template <class X> struct pair_values<X, true> {
     uint2 kept[2];
     uint32_t drawn[2];
     int next = -1; /* number of the tile of keys to compute after the present one; -1: there is none */
-    bool partly;   /* FlashMask or keep_mask hides some pairs of the present tile */
+    bool partly;   /* true: FlashMask or keep_mask hides some pairs of the present tile of keys */
 };
 
 template <typename T, class X> struct attention {
@@ -433,8 +433,8 @@ template <typename T, class X> struct attention {
         /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
         int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
-        bool loads; /* whether any keys are loaded for the work tile */
-        bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
+        bool loads; /* true: some keys are loaded for the work tile */
+        bool sees;  /* true: this warpgroup's rows see some of the keys that are loaded */
     };
     DEVICE next_work take()
     {

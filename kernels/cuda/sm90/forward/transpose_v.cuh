@@ -132,7 +132,7 @@ template <int STEPS, class MEMORY> struct transposer {
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        /* number of keys that exist in the step */
+        /* number of keys of the step that are not past the end of the sequence */
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
@@ -257,8 +257,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* V^T whose mark one lane has read (acquire) is visible to all lanes now */
-    fence_proxy_async_global(); /* it is visible to the copy engine now */
+    __syncwarp();               /* all lanes now see V^T whose mark one lane has read (acquire) */
+    fence_proxy_async_global(); /* the copy engine now sees that V^T too */
     return ready;
 }
 

@@ -145,7 +145,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, because there are no registers for the struct */
+    const block_place &place; /* a reference to shared memory, because the members would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */
@@ -331,7 +331,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0, after its scores' product has been issued. */
+    /* Processes the tile in stage 0. The product that computes its scores has been issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];

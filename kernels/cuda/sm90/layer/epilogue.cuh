@@ -9,10 +9,10 @@
 
 /* Where out and lse are written, and the sinks, which are added to the sums of rows at the end. */
 struct results {
-    void *out;  /* NULL where out is not wanted */
-    float *lse; /* NULL where lse is not wanted */
+    void *out;  /* NULL: out is not wanted */
+    float *lse; /* NULL: lse is not wanted */
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
-    const float *sinks; /* NULL where there are no sinks */
+    const float *sinks; /* NULL: there are no sinks */
     int64_t sink_stride;
     int Dv;
 };

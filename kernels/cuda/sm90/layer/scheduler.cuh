@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* lengths are below this limit, and larger windows are clamped to it */
+const int FAR = 1 << 29;           /* Lengths are below FAR, and larger windows are clamped to FAR. */
 const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries per work tile, over all shapes */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */

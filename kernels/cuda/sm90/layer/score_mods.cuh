@@ -46,7 +46,7 @@ struct score_mods {
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* true scores are raw scores divided by this number */
+    float per_slope; /* a raw score divided by this number is the true score */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */

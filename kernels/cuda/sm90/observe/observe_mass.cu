@@ -51,7 +51,7 @@ struct mass_order {
  * key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* keys from `shown` on have no entry in key_mass */
+    int j0, j1, shown; /* shown: keys from this one on have no entry in key_mass */
     int i0, i1;
     int first, count; /* tiles of queries [first, first + count) */
 };

@@ -111,7 +111,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     {
         for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
         init_pairs(bars.Q, 2);
-        init_pairs(bars.work, 4); /* readers of a work tile: two loaders and two consumers */
+        init_pairs(bars.work, 4); /* a work tile has four readers: two loaders and two consumers */
         mbarrier_init(smem_addr(&bars.wanted), 1);
         fence_mbarrier_init();
     }
@@ -124,7 +124,7 @@ struct wide_maps {
 /* The plan of a run: `column_blocks` work tiles share the columns of the same queries. */
 struct wide_plan : plan {
     int column_blocks;
-    /* see cuda_args::rows_later and rows_found; NULL: plan::nonfinite has the flags of all warps instead */
+    /* see cuda_args::rows_later and rows_found; NULL: warps set flags in plan::nonfinite instead */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -271,7 +271,7 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* the present work tile */
+    /* the band of keys of the present work tile */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
