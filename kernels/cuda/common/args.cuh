@@ -74,8 +74,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* query_rows() returns the number of rows of all query heads (the size of lse), key_rows() that of all key/value heads
- * (the rows of dk). */
+/* query_rows(): the number of rows of all query heads, which is the size of lse. key_rows(): the number of rows of all
+ * key/value heads, which is that of dk. */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);

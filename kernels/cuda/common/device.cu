@@ -110,11 +110,11 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory: [0] is cuda_chip.found; [1] becomes 1 if kernels have marked rows that no later
-     * launch computes, so that the host must compute the problem again (left_rows()). */
+    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that no later
+     * launch computes; the host must then compute the problem again (left_rows()). */
     uint8_t *found;
-    /* true: later launches compute every row that kernels have only marked, even in short problems, for which
-     * looks_for_rows() is false */
+    /* true: a later launch computes all rows that kernels have only marked, even in problems for which looks_for_rows()
+     * is false */
     bool every_row;
     /* true: the newest kernel on the stream is that of decode.cu, and `written` is the memory that it writes */
     bool after_decode;
@@ -161,8 +161,8 @@ int device_count(void)
     return count;
 }
 
-/* The share of free memory that a device may use, unless an option sets it. Memory is measured at attn_device_open().
- * The rest is for the context, the kernels, and other processes. */
+/* The share of free memory that a device may use, unless an option sets it. Free memory is measured at
+ * attn_device_open(). The rest of it is for the context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
@@ -867,8 +867,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* a decode without query rows queues no kernel, so the members of s must still describe the stream's previous
-     * kernel */
+    /* if no kernel is queued (a decode without query rows), s->after_decode and s->written stay those of the stream's
+     * previous kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);

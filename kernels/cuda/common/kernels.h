@@ -55,10 +55,10 @@ struct cuda_chip {
  * goes through the same steps in the same order at each call, and takes_step() returns which of them to launch now. The
  * host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
-    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
+    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
     /* number of the step that takes_step() sees next */
     int64_t at;
-    /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
+    /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */
     bool any;  /* true: this call of attn_run_some() has queued a step */
@@ -191,8 +191,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of such rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the kernels of sm80/ compute in their variant without options. For any other feature a kernel has a
- * second variant, which computes every score by the functions of args.cuh. */
+/* Features that the kernels of sm80/ compute in their variant without options. Their second variant, which computes
+ * every score by the functions of args.cuh, is for problems with any other feature. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |

@@ -155,8 +155,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at are the positions of the pair's rows of
- * q and k, or of k and q. */
+/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at: positions of the pair's rows, in q and
+ * k or in k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -211,8 +211,8 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
  * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
- * from in_base_2(), which makes rows of huge scores correct too. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel takes scores
+ * from in_base_2(), and so computes rows of huge scores correctly. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
@@ -264,7 +264,8 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`. If a sum overflows with a unit of 1, it is computed again with 2^-40. */
+    /* o is the sum of P V times `unit`, which is 1. If a sum overflows, the row is computed again with a unit of
+     * 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -371,8 +372,8 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether tiles, and not single warps, compute lse and rest (the two parts of a huge lse) of this row. Tiles do
- * so for huge scores that come from in_base_2(): see sm80/forward.cu. */
+/* Returns whether tiles compute both parts (lse and rest) of this row's huge lse; otherwise single warps do. Tiles do
+ * so if scores come from in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;

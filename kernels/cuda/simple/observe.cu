@@ -271,8 +271,8 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* Without a check by the host (chip->found is NULL) nothing is computed now. The host later sees the marks, and
-         * computes the whole problem once more. */
+        /* if the host makes no check now (chip->found is NULL), it sees the marks later, and computes the whole problem
+         * once more */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -21,8 +21,8 @@ struct observed_rows {
     bool nonfinite_sums;
 };
 
-/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. A problem without a
- * strange row costs one short launch, or, where the host looks for marked rows (chip->found), no launch. */
+/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. Without a strange row
+ * it costs one short launch, or none if the host looks for marked rows (chip->found). */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 

@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. Later launches compute
- * the gradients of these rows. */
+/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. The launches that
+ * compute the gradients of these rows come later. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)

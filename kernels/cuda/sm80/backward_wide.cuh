@@ -35,7 +35,7 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: a row is a key, a column a query */
-    /* dS^T of this tile of queries and, where shared memory has room for both, of the previous tile */
+    /* dS^T of the present tile of queries and, if shared memory has room for two tiles, of the previous tile */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* Head, number (tile) and first query (i0_next) of the query tile to load next. */
+    /* the query tile to load next: its head h, its number (tile), and its first query (i0_next) */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);

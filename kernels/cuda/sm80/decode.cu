@@ -102,8 +102,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. The code is repeated here,
- * because a kernel that calls a function needs a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It does not call functions of
+ * rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -328,13 +328,12 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* whether the kernel is set up on the device: 0: not yet; 1: yes; 2: yes, and programmatic dependent launch is
-     * possible */
+    /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if combine_splits() may start before
- * decode_splits() ends, which needs code that was made for compute capability 9.0. */
+/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if the code was made for compute
+ * capability 9.0: combine_splits() may then start before decode_splits() ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {

@@ -93,7 +93,7 @@ template <class X> struct shared {
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
+    /* maximum m and sum l of each row, from each warp; at the end the factor of the warp's O replaces m */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
@@ -228,7 +228,7 @@ DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Loads the A fragment of 8 rows of Q; the same rows also fill the fragment's rows 8 to 15. */
+/* Loads the A fragment of 8 rows of Q. Its rows 8 to 15 are copies of rows 0 to 7. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -702,7 +702,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m is the row's maximum in base 2; before the first key it is -inf, and -inf - -inf would be NaN */
+                /* m (base 2) is -inf until the row has seen a key, and -inf - -inf would be NaN */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
@@ -834,7 +834,7 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it in the stack */
+    while (shares) { /* bit s: sequences first + s and first + s - 1 of the stack share the split */
         /* sequences that share the split are a run of 1 bits, and the sequence before the run's first bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);

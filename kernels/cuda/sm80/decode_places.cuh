@@ -15,14 +15,14 @@ struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
     int unit, extra;
-    /* true: the kernel's arguments alone determine the splits, and no device memory (which the previous kernel may
-     * still write) is read to find them */
+    /* true: the splits follow from the kernel's arguments alone, and not from device memory, which the previous kernel
+     * may still write */
     bool early;
     /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
      * walkers, B) */
     bool few;
-    /* set only with `few`: true if the stream's previous kernel writes nothing that this kernel reads, except the
-     * workspace */
+    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; only with
+     * `few` */
     bool ahead;
     bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */

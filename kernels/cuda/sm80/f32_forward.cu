@@ -101,8 +101,8 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* The maximum row.m is in base 2. The factor c converts scores to base 2; with options it is 1, because
-         * in_base_2() has converted them. */
+        /* m is the maximum in base 2. The factor c converts scores to base 2; with options it is 1, because in_base_2()
+         * has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -294,7 +294,7 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
         __syncthreads();
-        /* V is two planes of float16, hi and lo; only hi is cleared, because lo is 0 already where hi is not finite */
+        /* only plane hi of V is cleared, because lo is 0 already where hi is not finite */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);

@@ -209,8 +209,8 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of the pass over the rows, of those for key_mass and top_keys, and of a pass over the region
- * (selected pairs) of weights and map. */
+/* Estimated seconds of each pass: over the rows, for key_mass, for top_keys, and over the region (selected queries and
+ * keys) for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };

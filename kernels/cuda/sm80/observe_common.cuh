@@ -12,8 +12,7 @@ namespace {
 
 /* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
 
-/* Converts l and e of a part of a row, which are relative to the part's maximum, to l and e relative to a larger
- * maximum. */
+/* Returns l and e of a part of a row, relative to a larger maximum than the part's own. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);

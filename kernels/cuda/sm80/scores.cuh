@@ -267,8 +267,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets the scores of pairs to -inf that causal and window hide. Blocks in which every pair is visible are left as they
- * are. */
+/* Sets scores to -inf for the pairs that causal and window hide. It leaves out blocks of the tile in which every pair
+ * is visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

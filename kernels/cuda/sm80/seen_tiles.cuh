@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of tiles that have a bit in the list of visible tiles; tiles behind them count as visible */
+/* number of tiles that have a bit in the list of visible tiles; tiles of higher numbers count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];

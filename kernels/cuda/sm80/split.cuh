@@ -171,7 +171,7 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Makes x opaque to the compiler. Otherwise the compiler would compute values from x before the loop and keep them all
+/* Hides the value of x from the compiler, which would otherwise compute values from x before the loop and keep them all
  * in scarce registers. */
 DEVICE void opaque(uint32_t &x)
 {

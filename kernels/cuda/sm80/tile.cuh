@@ -105,7 +105,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. With PAGED keys are in pages, and it looks up the place of each row in page_table. */
+/* A loader for K or V. With PAGED, K and V are in pages, and the loader looks up the place of each row in
+ * page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -121,8 +122,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* page_table of this sequence; where a tile is one page or part of one, `table` moves on to the entry of the next
-     * tile's page */
+    /* page_table of this sequence; where a tile lies in one page, `table` moves on to the entry of the next tile's
+     * page */
     const int32_t *table;
     /* address, in page 0, of this thread's piece of 16 bytes in slot (row of a page) threadIdx.x / PIECES */
     const char *data;

@@ -58,7 +58,7 @@ struct block_place {
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
-    /* used for dk and dv: number of the first query tile of each head, and how many tiles it has */
+    /* in blocks of dk and dv: the number of the first query tile of each head, and the number of its tiles */
     int first_tile, tiles;
     head_args head; /* arguments of scores in head h */
 };
@@ -189,7 +189,7 @@ template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 and delta of the query of element e of block nt. */
+/* Returns lse in base 2 and delta of a query: that of element e of the n-th block of accumulators, where n is nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);

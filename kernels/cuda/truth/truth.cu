@@ -286,7 +286,7 @@ DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P, which is in S, by dS, and dP by 0 for the next tile. */
+/* Replaces P (in S) by dS. dP becomes 0, for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)

@@ -51,7 +51,7 @@ struct block_place {
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* max(begin + lo, 0) / BN is the number of the first key tile that the query tile sees. */
+        /* the query tile sees key tiles from number max(begin + lo, 0) / BN on */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };

@@ -241,8 +241,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete: it reads the registers in which the next P is computed. At
-                 * this point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dV is complete, because the next P is computed in the registers that it reads.
+                 * By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -341,8 +341,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete: it reads the registers in which the next dS is computed. At
-                 * this point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dK is complete, because the next dS is computed in the registers that it
+                 * reads. By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);

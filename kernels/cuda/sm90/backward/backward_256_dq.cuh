@@ -52,8 +52,8 @@ enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
     int width, query_tiles;
-    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first of the heads
-     * whose dS is in memory. */
+    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head whose dS
+     * is in memory. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -64,8 +64,8 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other. Where dS is not stored
- * there is only one part. */
+/* The kernels' parameters besides cuda_args. Heads are computed in parts, one part after the other. If dS is not
+ * stored, there is only one part. */
 struct plan {
     /* orders of the tiles of keys and of the tiles of queries of one part of the heads; in packed problems some tiles
      * have no rows */

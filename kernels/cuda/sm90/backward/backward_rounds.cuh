@@ -39,8 +39,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials. At D = 64 turns make the kernel faster, because
-         * there are as many exponentials as at D = 128 but half the products. */
+        /* Whether the two consumers take turns with their exponentials. Turns make the kernel faster at D = 64, which
+         * has as many exponentials as D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
     /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. dV is
      * therefore computed in two halves of the queries there, and dP is issued only after the product dK is complete. */

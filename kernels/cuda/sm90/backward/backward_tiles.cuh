@@ -100,8 +100,8 @@ template <typename T, class X, typename R> struct gradients {
     int tile;           /* the next tile of queries */
     /* all queries of tiles [free_first, free_last) see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage of a ring. K_down:
-     * K as the operand of this warpgroup's part of dQ. */
+    /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first
+     * stage of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
@@ -696,7 +696,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries. Calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries, and calls meanwhile() while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -832,8 +832,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                /* with options dV is stored only when dQ is complete, because the product dQ takes the registers that
-                 * storing needs */
+                /* with options dV is stored after dQ is complete, because both the product dQ and storing dV need
+                 * registers */
                 finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -1124,7 +1124,7 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* Returns whether the kernel can compute the problem. The options of the problem are checked elsewhere. */
+/* Returns whether the kernel can compute the problem, apart from the problem's options. */
 bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;

@@ -148,7 +148,7 @@ struct repair_note {
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN in some keys, for which V^T has zeros; rows may or may not see them */
+/* bit of repair_note::rows: V had a NaN in some keys, in whose place V^T has zeros; the rows may not see these keys */
 enum { V_NAN = 8 };
 
 struct plan {

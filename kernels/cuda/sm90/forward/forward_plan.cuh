@@ -40,7 +40,7 @@ struct plan {
     /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
     int least_Sk, most_Sk;
-    /* packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
+    /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
     int *counter; /* see cuda_chip */
 };

@@ -111,7 +111,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
 /* The type of the plan of a kernel instance. */
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* Returns whether the visible tiles of keys come from a list, which FlashMask or keep_mask make necessary. */
+/* Returns whether a list says which tiles of keys are visible. FlashMask and keep_mask need a list. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
     if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
@@ -149,7 +149,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
-    int newest; /* the newest work tile of the block, see plan::before; -1: the block has none */
+    int newest; /* the newest work tile of the block (plan::before has the others); -1: the block has none */
     /* number of the stage of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is no
      * more work */
     int raw_stage;
@@ -456,7 +456,8 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the work tile of `t`. Where registers are short, its members are read from shared memory at each use. */
+    /* Returns the work tile of `t`. With options, its members are read from shared memory at each use, to save
+     * registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
     /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
@@ -631,7 +632,8 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns the number of tiles of keys at the beginning that the block loads and this warpgroup skips. */
+    /* Returns the number of tiles at the beginning of the work tile's keys that the block loads and this warpgroup
+     * skips. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;

@@ -75,7 +75,7 @@ template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
 
-/* Waits until the next work tile, or the end of the work, is published. Returns it. */
+/* Waits until a work tile, or the end of the work, is published, and returns it. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);

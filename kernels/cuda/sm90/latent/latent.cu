@@ -242,8 +242,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Reads the references and rescale factors that the other warpgroup has written. Thread n of either warpgroup has
-     * the same rows. */
+    /* Reads the references and rescale factors that the other warpgroup has written for the thread's rows. Threads of
+     * the same number have the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -422,8 +422,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* The thread's pieces (4 floats each) alternate between its two rows: piece n is of row n % 2. Neighbouring
-         * pieces of a row are 16 columns apart (see piece_of()). */
+        /* A thread has pieces of 4 floats of its two rows: piece n is of row n % 2. The thread's neighbouring pieces of
+         * a row are 16 columns apart (see piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll

@@ -20,7 +20,7 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* number of tiles of 64 rows; the largest number of units (splits or split groups) that a sequence may have */
+    /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
     int tiles, units;
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
@@ -62,7 +62,7 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* [first, last): keys that any row sees; number of keys per split; number of splits */
+    /* some row sees keys [first, last); length: keys per split; splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };

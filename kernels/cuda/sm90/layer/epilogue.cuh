@@ -125,8 +125,8 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. Each piece stays
-     * among the 8 pieces of its chunk. */
+    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. A row's piece stays
+     * in its chunk of 8 pieces. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
@@ -179,7 +179,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
     }
 }
 
-/* Transposes 4x4 words of four neighbouring lanes: lane q of the four gets word q of lanes 0 .. 3. */
+/* Transposes 4x4 words of four neighbouring lanes. Lane q of the four gets word q of each of the four lanes. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {
 #pragma unroll

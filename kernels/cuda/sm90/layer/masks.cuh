@@ -94,7 +94,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next tile below j in the list. There must be such a tile. */
+/* Returns the tile below j that comes next in the list. The list must have such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;

@@ -314,7 +314,7 @@ struct pair_bias {
     int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* whether columns 2 n and 2 n + 1 can be loaded as one word */
+    bool in_pairs; /* true: columns 2 n and 2 n + 1 can be loaded as one word */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)
@@ -437,8 +437,8 @@ template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, ui
     }
 }
 
-/* Sets P to 0 for each pair that the random bits drop. A lane needs the bits of other lanes too, so that all lanes of
- * the warp must call this. */
+/* Sets P to 0 for each pair that the random bits drop. All lanes of the warp must call this, because a lane needs other
+ * lanes' bits. */
 template <int N> DEVICE void drop(float (&P)[N / 2], const uint32_t (&mine)[2], int lane)
 {
 #pragma unroll

@@ -11,8 +11,8 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, which takes fewer
- * registers than a stored descriptor. */
+/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, because a stored
+ * descriptor would take more registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }

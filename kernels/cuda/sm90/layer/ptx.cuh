@@ -114,7 +114,7 @@ DEVICE void cp_async_wait_all()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Returns the L2 policy for data that is read only once: such data leaves the L2 before other data. PTX ISA
+/* Returns the L2 policy for data that is read only once: the L2 evicts such data before other data. PTX ISA
  * 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
@@ -320,7 +320,7 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
 }
 
 /* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product
- * that starts from 0, because that product formally reads d (times 0). */
+ * that starts from 0, because the instruction reads d even then. */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll

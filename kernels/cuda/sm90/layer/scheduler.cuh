@@ -63,8 +63,8 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
 /* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
  * together. */
 struct ending_order : tile_order {
-    int last_heads;  /* the short work tiles of the heads from this number on come at the end of the order */
-    int short_tiles; /* number of short work tiles per head that come at the end of the order */
+    int last_heads;  /* the heads from this number on are the last heads, whose short work tiles end the order */
+    int short_tiles; /* number of short work tiles of each of the last heads */
 };
 
 /* Plans an ending_order. head_bytes and share: see tile_order_of(). short_tiles: number of a head's work tiles that are
@@ -89,7 +89,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     /* The order has three parts: the work tiles of all heads but the last heads; the long work tiles of the last heads;
      * the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of the part of the order in which number t lies */
+    int head = 0, tile = 0; /* first head and first tile of the part that has number t of the order */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;

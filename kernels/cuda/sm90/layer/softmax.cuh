@@ -38,8 +38,8 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The state of the thread's two rows: the reference of the exponentials (a raw score), and this lane's part of the
- * sum. */
+/* The softmax of the thread's two rows: the score to which a row's exponentials are relative (a raw score), and this
+ * lane's part of the sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };

@@ -22,7 +22,7 @@ enum { MOST_COLUMN_BLOCKS = 2 };
 /* The table of shapes. A problem takes the first row whose head sizes are at least the problem's. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* <boxes of 64 columns of q and k, boxes of 64 columns of out per work tile>(number of work tiles that divide out's
+    /* <boxes of 64 columns of q and k, boxes of 64 columns of out per work tile>(number of work tiles that share out's
      * columns) */
     row<5,  5>(1),
     row<6,  6>(1),

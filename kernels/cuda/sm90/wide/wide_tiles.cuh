@@ -43,7 +43,7 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* queries per work tile, keys per tile, elements of a box of 64 keys (or queries) and 64 columns */
+/* BM: queries per work tile; BN: keys per tile; BOX: elements of a box of 64 keys (or queries) and 64 columns */
 enum { BM = 64, BN = 64, BOX = 64 * 64 };
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
