@@ -263,8 +263,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* true: some row of this warp sees some key of the tile. A warp with two 16-row blocks has no registers for
-         * this test, and takes true. */
+        /* True if some row of this warp sees some key of the tile. Always true in a warp with two 16-row blocks, which
+         * has no registers for the test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];

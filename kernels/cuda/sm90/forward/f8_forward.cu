@@ -756,8 +756,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. The units of several heads are mixed: of as many heads as the blocks' first work tiles
- * belong to. */
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, and the units of V^T of these heads are
+ * mixed, so that none of the blocks waits long. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;

@@ -93,8 +93,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
         D == 128 || D == 192;
     /* whether the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
-    /* Of the last tile of keys that a warpgroup's rows see, the warpgroup computes only the first FEW_KEYS keys, if its
-     * rows see no others. */
+    /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
+     * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys. With options no register
      * is free for it. */

@@ -258,7 +258,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
     __syncwarp();               /* all lanes now see V^T whose mark one lane has read (acquire) */
-    fence_proxy_async_global(); /* the copy engine now sees that V^T too */
+    fence_proxy_async_global(); /* the copy engine now sees V^T that is ready */
     return ready;
 }
 
