@@ -179,8 +179,8 @@ DEVICE void opaque(uint32_t &x)
 }
 
 /* S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared memory, of
- * A_ROWS and N rows. The small products (hi times lo) have a sum of their own. Sums over D channels are long, and
- * tensor cores truncate when they add, which would lose small products. */
+ * A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the small
+ * products (hi times lo) have a sum of their own. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {

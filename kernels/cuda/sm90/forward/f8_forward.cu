@@ -756,8 +756,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Blocks begin with work tiles of several heads, and the units of V^T of these heads are
- * mixed, so that none of the blocks waits long. */
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, and the order mixes the units of V^T of
+ * these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
