@@ -31,28 +31,26 @@ struct cuda_args {
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
-    /* dropout's random generator is called with a number for each head: drop_first + b * drop_batch + h for head h of
-     * batch row b */
+    /* dropout's random generator gets drop_first + b * drop_batch + h as the number of head h of batch row b */
     int64_t drop_first, drop_batch;
-    /* In lse, delta and a recomputed out, row i of sequence b and head h has the index b * lse_batch + h * lse_head +
-     * q_start + i, where q_start is the sequence's first row in a packed tensor. */
+    /* The index of row i of sequence b and head h in lse, in delta and in a recomputed out is b * lse_batch + h *
+     * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* number of the first tile that the launch computes in each head; in packed problems, tiles are counted over all
-     * sequences */
+    /* In each head the launch computes tiles from this number on. In packed problems, tiles are numbered across all
+     * sequences. */
     int first_tile;
-    /* true: a sequence may have fewer queries (or keys) than its tensor has rows: in packed problems, or with
-     * seqlens */
+    /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
+     * or has seqlens */
     bool ends_of_queries, ends_of_keys;
     /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
     int decode_rows;
-    /* Marks of rows that a later launch computes; only a long problem has them. There is one byte per row of lse, and
-     * one per row of dk. A kernel marks the rows that must be computed one key after the other; a later launch computes
-     * them (simple/simple.cu). *rows_found becomes 1 if any row is marked. Where these pointers are NULL, the kernel
-     * computes such rows at once. */
+    /* Bytes in which a kernel marks the rows that it leaves to a later launch (simple/simple.cu): one byte per row of
+     * lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short problem these pointers are
+     * NULL, and the kernel computes all rows itself. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* NULL except in a backward in which tiles of rows, and not single warps, compute lse of rows with huge scores. One
-     * float would round such an lse too much, so it is stored in two parts, to which these pointers point: saved.lse
-     * and saved.rest (rows.cuh). A forward kernel that gets these pointers writes only the two parts. */
+    /* saved.lse and saved.rest of rows.cuh: the two parts in which a backward stores the lse of a row with huge scores,
+     * because one float would round it too much. A forward kernel that gets these pointers writes only the two parts.
+     * NULL in all other launches. */
     float *part_lse, *part_rest;
 };
 
@@ -76,8 +74,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* query_rows() returns the number of rows of all query heads (the size of lse), key_rows() that of all key/value heads
- * (the rows of dk). */
+/* query_rows(): the number of rows of all query heads, which is the size of lse. key_rows(): the number of rows of all
+ * key/value heads, which is that of dk. */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -118,11 +116,11 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* Arguments of scores that are the same for all pairs of a row, or of a tile of one head. */
+/* Arguments of score() that do not change within a row, or within a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
-    float scale; /* factor that makes q.k the score; it includes the scales of float8 tensors */
+    float scale; /* q.k times this factor is the score; the factor includes the scales of float8 tensors */
     attn_score_options options;
     float slope; /* the head's ALiBi slope; 0 without ALiBi */
     float v_scale;
@@ -193,9 +191,8 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k), for the gradient
- * (score.h). z is NaN where q.k or a partial sum overflows float32, although scale q.k may be in range. In that case
- * rows.cuh computes the row with score_in_double(). */
+/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k) (score.h). z is NaN where
+ * q.k or a partial sum of it overflows float32; rows.cuh computes such a row with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -218,13 +215,13 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Scores of this size and more are huge: neighbouring float32 numbers are so far apart that P is 1 for a row's largest
- * score and 0 for all lower ones. This holds in base 2 and in base e. */
+/* Scores of this size and more are huge. Neighbouring float32 numbers are then so far apart that P is 1 for a row's
+ * largest score and 0 for all lower scores, in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, which stands for a hidden pair.
- * A score of HUGE_SCORE or more in size is returned unchanged: it cannot overflow, different huge scores stay
- * different, and their P is right. Smaller scores stay below huge scores. */
+/* Returns the score of a visible pair, or a sink, in base 2. The result is never -inf, which stands for a hidden pair.
+ * A score of HUGE_SCORE or more in size is returned unchanged, so that it cannot overflow; its P is right all the
+ * same. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
@@ -239,8 +236,8 @@ DEVICE float lse_of_sum(float m, float l)
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Returns whether causal, window and lengths let query i see any key. If the result is true and the row's largest score
- * is -inf all the same, all q.k of the row are out of float32's range. */
+/* Returns whether causal, window and lengths let query i see any key. If they do and the row's largest score is still
+ * -inf, all q.k of the row are out of float32's range. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -284,7 +281,7 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens. Sequence b owns the tiles from
- * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` numbers per sequence leave room for incomplete
+ * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` tiles per sequence leave room for incomplete
  * tiles. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
@@ -305,11 +302,9 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 
 /* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
 
-/* Returns the grid for one block per tile of `rows` query rows.
- *
- * The grid is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem
- * sequence b owns the tiles from cu[b] / rows + b on (cu: cu_seqlens). Every sequence then has enough tiles, and a
- * block finds its sequence by bisection, without a table. A few tiles have no rows. */
+/* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
+ * all sequences, heads). In a packed problem sequence b owns the tiles from cu_seqlens[b] / rows + b on, which are at
+ * least as many as it needs. A block can therefore find its sequence by bisection. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -337,8 +332,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the head, sequence and first query of the grid's tile `tile_index`. The last tiles of a head come first,
- * because they are the longest under a causal mask. */
+/* Returns the head, sequence and first query of the grid's tile `tile_index`. A head's last tiles come first, because
+ * they take longest under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

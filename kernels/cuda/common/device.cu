@@ -51,13 +51,13 @@ enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one compu
  * unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Rates per second that no GPU reaches: for operations, the specified rate of dense float8 on the fastest known
- * GPU; for scores, twice the exponentials of all its special function units. */
+/* Upper bounds for any GPU, per second: operations (the specified rate of dense float8 on the fastest known GPU), and
+ * scores (twice the exponentials of that GPU's special function units). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They follow from
- * NVIDIA's data sheets, divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s for
- * an H100 SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They are the rates
+ * of NVIDIA's data sheets divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s
+ * for an H100 SXM at 1.83 GHz. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
@@ -65,12 +65,12 @@ const struct {
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
 
-/* The most work that one call of attn_run_some() queues, in units of the longest step. Queued work cannot be cancelled,
- * and it delays the work of all other streams of the device. */
+/* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
+ * cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes of the workspace before the marks (one byte per row that a later launch must compute). The last of these bytes
- * is cuda_args.rows_found if a copy on the stream brings it to the host; otherwise rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks (one byte per row that a later launch must compute). The last of
+ * these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -90,7 +90,7 @@ struct device {
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* protects the members of this struct that follow */
+    pthread_mutex_t lock; /* `lock` protects the members of this struct that follow */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
@@ -110,11 +110,11 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory: [0] is cuda_chip.found; [1] becomes 1 if kernels have marked rows that no later
-     * launch computes, so that the host must compute the problem again (left_rows()). */
+    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that no later
+     * launch computes; the host must then compute the problem again (left_rows()). */
     uint8_t *found;
-    /* true: later launches compute every row that kernels have only marked, even in short problems, for which
-     * looks_for_rows() is false */
+    /* true: a later launch computes all rows that kernels have only marked, even in problems for which looks_for_rows()
+     * is false */
     bool every_row;
     /* true: the newest kernel on the stream is that of decode.cu, and `written` is the memory that it writes */
     bool after_decode;
@@ -161,14 +161,14 @@ int device_count(void)
     return count;
 }
 
-/* The share of free memory that a device may use, unless an option sets it. Memory is measured at attn_device_open().
- * The rest is for the context, the kernels, and other processes. */
+/* The share of free memory that a device may use, unless an option sets it. Free memory is measured at
+ * attn_device_open(). The rest of it is for the context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...); kernels of the same operation that stand before
- * this family in the table are not tried. Slower kernels can thus be tested and timed on a chip that runs all of them.
- * An operation without a kernel of this family is not affected. */
+ * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...), and kernels that stand before this family in
+ * the table are then not tried. Slower kernels can thus be tested and timed. The variable has no effect on an operation
+ * without a kernel of this family. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -185,8 +185,8 @@ bool copies_by_threads()
     return copies && strcmp(copies, "threads") == 0;
 }
 
-/* Returns the longest time of a step in seconds. ATTN_CUDA_STEP_US=N sets it to N microseconds; tests use this to check
- * on small problems that steps do not change the bits. */
+/* Returns the longest time that a step (a part of a long problem) may take, in seconds. ATTN_CUDA_STEP_US=N sets it to
+ * N microseconds. Tests use this to check on small problems that steps do not change the bits of results. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -285,8 +285,8 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* Fills in the operations and bytes per second that the hardware promises. A GPU under load may not keep its highest
- * clock rate. */
+/* Fills in the operations and bytes per second of the hardware at its highest clock rates. A GPU under load may run at
+ * lower rates. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -461,9 +461,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Returns the error for a memory handle (CUDA IPC) that the driver refused. Some of the driver's error codes mean a
- * lost device in other calls. From cudaIpcOpenMemHandle they mean that the client sent a wrong handle, as long as the
- * device still works. */
+/* Returns the error for a memory handle (CUDA IPC) that the driver refused. As long as the device works, every error
+ * code means that the client sent a wrong handle, even a code that means a lost device in other calls. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -559,9 +558,8 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Returns the number of bytes for the marks by which a kernel tells later launches to compute a row
- * (cuda_args.rows_later). Returns 0 where kernels leave no row to a later launch: in short problems, in decode.cu and
- * in simple.cu. */
+/* Returns the number of bytes for the marks of rows that kernels leave to a later launch (cuda_args.rows_later).
+ * Returns 0 where kernels leave no row: in short problems, in decode.cu and in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -680,8 +678,7 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* Makes a two-dimensional copy. If the rows are farther apart than the driver allows, it makes one copy per row: there
- * are few such rows. */
+/* Makes a two-dimensional copy. Where the rows are farther apart than the driver allows, it makes one copy per row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -765,10 +762,9 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
- * compute the rows which the kernel only marked. In a problem too short for looks_for_rows() nothing checks for marked
- * rows between the steps: the kernel only reports to the host that it has marked rows (left_rows()), and the caller of
- * attn_run_some() then computes the problem again. */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then those that compute
+ * the rows which the kernel only marked. In a problem too short for looks_for_rows() there are only the kernel's steps.
+ * If they mark rows, left_rows() tells the caller of attn_run_some(), which computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -800,8 +796,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
 }
 
 /* Returns how a long problem is divided: how many batch rows and how many key/value heads a part has. Each part is a
- * launch and a step, and no bit of the results changes. Where a gradient is a sum over batch rows or heads, a part has
- * all of them. */
+ * launch and a step, and no bit of the results changes. If a gradient is a sum over batch rows (or heads), a part has
+ * all batch rows (or all heads). */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -821,7 +817,7 @@ attn_part part_of(const device *d, const attn_plan *plan)
 }
 
 /* Makes a plan for a part (`some`) of the problem of another plan (`whole`), with the same kernel. Returns false where
- * the part would need more workspace. */
+ * the part would need more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -871,8 +867,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* a decode without query rows queues no kernel, so the members of s must still describe the stream's previous
-     * kernel */
+    /* if no kernel is queued (a decode without query rows), s->after_decode and s->written stay those of the stream's
+     * previous kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -916,7 +912,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* kernels use the workspace `own` until they end, so this call waits before it frees the workspace */
+    /* kernels use the workspace `own` until they end, so this function waits for them before it frees `own` */
+    if (own) {
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {

@@ -25,14 +25,13 @@ struct cuda_chip {
     int major, minor;
     int multiprocessors;
     int shared_bytes; /* the most dynamic shared memory, in bytes, that a block can have */
-    /* Above 0 only if decode.h combines another forward kernel with decode.cu. The other kernel skips packed sequences
-     * of at most this many rows (queries times heads of a group), because decode.cu computes them. */
+    /* The kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
+     * computes them (see decode.h). 0: it skips none. */
     int decode_rows;
     /* true: threads copy tiles even where a kernel could use the copy engine (see copies_by_threads() in device.cu) */
     bool copies_by_threads;
-    /* True if the previous call on this stream was a decode whose results this problem does not read. In that case the
-     * launch may read its inputs before that decode has ended. launch() sets it; it is false in the device's own
-     * cuda_chip. */
+    /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
+     * then read its inputs before that decode has ended. launch() of device.cu sets it in its copy of the struct. */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
@@ -47,18 +46,19 @@ struct cuda_chip {
     int share, shares;
     double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
-    /* cuda_kernels[] from the first forward kernel that may be used (see first_kernel() in device.cu) to the end */
+    /* the forward kernels that may be used: a part of cuda_kernels[], from the kernel of first_kernel() in device.cu to
+     * the end */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
-/* Which steps of a problem of many launches to queue. A step is one launch, or several that together take at most 20
- * ms. A launcher goes through the same steps in the same order at each call; takes_step() returns which of them to
- * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
+/* Which steps of a long problem to queue. A step is one launch, or several that together take at most 20 ms. A launcher
+ * goes through the same steps in the same order at each call, and takes_step() returns which of them to launch now. The
+ * host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
-    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
-    /* number of the step that takes_step() decides on next: to queue it now, or to leave it to another call */
+    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
+    /* number of the step that takes_step() sees next */
     int64_t at;
-    /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
+    /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */
     bool any;  /* true: this call of attn_run_some() has queued a step */
@@ -147,8 +147,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), for two functions: before() is called for all shares, then launch(). If there is only one share,
- * both calls together are one step. */
+/* Like in_shares(), with two functions: calls before() for all shares, then launch() for all shares. If there is only
+ * one share, the two calls together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -165,9 +165,9 @@ struct cuda_kernel {
     attn_kernel takes;
     /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
     int least_compute, most_compute;
-    /* Returns whether the kernel can compute this problem. The row of the table accepts the problem's features and
-     * dtypes; sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that
-     * launch() may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
+    /* Returns whether the kernel can compute this problem, whose features and dtypes the row of the table has accepted;
+     * sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that launch()
+     * may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
@@ -191,8 +191,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of such rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the kernels of sm80/ compute in their variant without options. For any other feature a kernel has a
- * second variant, which computes every score by the functions of args.cuh. */
+/* Features that the kernels of sm80/ compute in their variant without options. Their second variant, which computes
+ * every score by the functions of args.cuh, is for problems with any other feature. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -218,7 +218,7 @@ static inline bool has_pages(const attn_plan *plan)
  * (each has its own context), and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* one bit per device: 1 after allow_shared() was called for the device */
+    static std::atomic<uint64_t> allowed; /* bit n is 1 after allow_shared() was called for device n */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;

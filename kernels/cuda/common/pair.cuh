@@ -1,4 +1,5 @@
-/* pair.cuh: the gradient of one pair of a query and a key, computed by a warp from the pair's rows. */
+/* pair.cuh: the gradient of one pair of a query and a key. A warp computes it from the pair's rows of q, k, v and
+ * dout. */
 #ifndef ATTN_CUDA_PAIR_CUH
 #define ATTN_CUDA_PAIR_CUH
 

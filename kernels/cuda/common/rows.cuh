@@ -58,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of the bit set `set` in order, with N channels of row at(n). It loads several rows
- * ahead, to hide latency. */
+/* Calls add(n, channels) for each n of the bit set `set`, in order; `channels` are the lane's N channels of row at(n).
+ * It loads several rows ahead, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -99,9 +99,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which is the same in all lanes, with row y, which differs between lanes. The result
- * has the same bits as that of dot(), or as the double sum in score_of_rows(), because it adds in the same order: each
- * lane's channels d, d + 32, ..., then the lanes as warp_sum() adds them. */
+/* Returns the dot product of row x, which all lanes share, with row y, of which each lane has its own. The function
+ * adds in the order of dot() and score_of_rows(), so that its results have the same bits: each lane's channels d, d +
+ * 32, ..., then the lanes as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -155,8 +155,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at are the positions of the pair's rows of
- * q and k, or of k and q. */
+/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at: positions of the pair's rows, in q and
+ * k or in k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -171,9 +171,10 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Takes 32 steps of an online softmax, one for each lane's key; `seen` is true if the lane has a key, whose score is z.
- * Returns the maximum up to and including the lane's key; *before becomes the maximum without that key. A NaN stays in
- * all later maxima. *m becomes the last maximum. */
+/* Takes 32 steps of an online softmax at once, one for the key of each lane, in the order of the lanes. z: the score of
+ * the lane's key; seen: false if the lane has no key. Returns the maximum up to and including the lane's key; *before
+ * becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN stays in
+ * all later maxima. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -189,8 +190,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Returns the score z of a visible pair, given its rows of q and k. It calls score(), or computes in double where q.k
- * or a partial sum exceeds the range of float32. The whole warp calls it. */
+/* Returns the score z of a visible pair, given its rows of q and k. Where q.k or a partial sum exceeds the range of
+ * float32, it computes in double; otherwise it calls score(). The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -205,13 +206,13 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score with which kernels on tensor cores compute a row. They subtract the row's largest score, rounded in
- * base 2, from scores that are not rounded. Therefore the largest P is no longer 1 from scores of 2^24 on, and from
- * 2^28 on it may exceed the range of float16. forward_row() computes rows with larger scores than this limit. */
+/* The largest score of rows that kernels on tensor cores compute; forward_row() computes rows with larger scores.
+ * Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not rounded. From
+ * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
- * from in_base_2(), which makes rows of huge scores correct too. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel takes scores
+ * from in_base_2(), and so computes rows of huge scores correctly. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
@@ -226,10 +227,9 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
     *a.rows_found = 1; /* warps may write this byte at the same time, because all write 1 */
 }
 
-/* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
- * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: like
- * UNSOUND_ROWS, except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see
- * in_base_2()). */
+/* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
+ * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose
+ * largest score is HUGE_SCORE or more in size, because these kernels compute them (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -264,7 +264,8 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`. If a sum overflows with a unit of 1, it is computed again with 2^-40. */
+    /* o is the sum of P V times `unit`, which is 1. If a sum overflows, the row is computed again with a unit of
+     * 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -285,7 +286,7 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with P of 0 changes nothing, unless its value is not finite. Where scores are huge, nearly all keys
+        /* A key with P of 0 changes nothing, unless its row of v is not finite. Where scores are huge, nearly all keys
          * have P of 0, and are skipped. */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
@@ -364,15 +365,15 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN
- * where P cannot be computed from lse; tiles with such a row are computed pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN if
+ * P cannot be computed from lse; kernels then compute the row's tiles pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether tiles, and not single warps, compute lse and rest (the two parts of a huge lse) of this row. Tiles do
- * so for huge scores that come from in_base_2(): see sm80/forward.cu. */
+/* Returns whether tiles compute both parts (lse and rest) of this row's huge lse; otherwise single warps do. Tiles do
+ * so if scores come from in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -388,10 +389,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns lse of row i as two numbers: lse and 0, or, if lse is huge, the row's largest score and the logarithm of the
- * sum of exponentials relative to that score. Rounding has removed the logarithm from a huge lse, so this function
- * computes both numbers again. Without `now` it returns lse and 0 where tiles or a later launch compute them. The whole
- * warp calls it. */
+/* Returns two numbers for row i. If lse is huge, they are the row's largest score and the logarithm of the sum of
+ * exponentials relative to that score; the function computes both again, because rounding has removed the logarithm
+ * from lse. Otherwise they are lse and 0. Without `now` they are lse and 0 also where tiles or a later launch compute
+ * the parts of a huge lse. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
@@ -434,8 +435,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Returns whether query i sees exactly one key. Most rows see the keys near their own position, so two of those keys
- * are tested first. The whole warp calls it. */
+/* Returns whether query i sees exactly one key. Two keys near the query's own position are tested first, because most
+ * rows see them. The whole warp calls it. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -453,9 +454,9 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns how far the score of a row's only key may be from the row's lse if both differ only by rounding. Tiles of
- * float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as coarsely as scores of
- * 15. */
+/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest such
+ * difference. Tiles of float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as
+ * coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

@@ -17,7 +17,7 @@ struct lse_args {
     attn_lse_row row[ATTN_LSE_ROWS];
 };
 
-/* Returns q . k, and in *squares the sum of the squares of its products. */
+/* Returns q . k, the sum of the channels' products; *squares becomes the sum of the squares of these products. */
 __device__ double dot_of(const attn_view &q, int64_t q_at, const attn_view &k, int64_t k_at, int64_t D, double *squares)
 {
     /* four independent sums of products and four of squares, to hide latency */

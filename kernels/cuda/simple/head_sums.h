@@ -5,16 +5,16 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Sums over the visible pairs of a query: of P, of dZ, of P times distance and of dZ times distance. The distance of a
- * pair is that of its query from its key. */
+/* Four sums over the visible pairs of a query: of P, of dZ, of P times distance, and of dZ times distance. A pair's
+ * distance is that between the positions of its query and its key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
-/* Returns the sum of dZ * distance over the pairs of query i. A distance may be hundreds, and an error of the row's
- * delta is multiplied by it. Where no out was given, delta comes from a forward whose products round P to the tensors'
- * dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ plus the
- * sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
+/* Returns the sum of dZ * distance over the pairs of query i. Distances may be hundreds, so an error of the row's delta
+ * would grow as much. Where no out was given, delta comes from a forward that rounds P to the tensors' dtype. In that
+ * case the function finds the error of delta from the same pairs: with the right delta, dZ plus the sink's share adds
+ * up to dlse, and P plus the sink's share adds up to 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {

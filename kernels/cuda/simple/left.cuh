@@ -18,12 +18,12 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels left to a later
- * launch). Where there are many rows, a warp looks at the marks of several rows. A call of attn_run_some() that has
- * queued a check for marked rows leaves these steps to the next call. If the check found no marked row, the steps are
- * counted, but nothing is launched. */
+ * launch). Where there are many rows, a warp looks at several marks. If this call of attn_run_some() has queued the
+ * check for marked rows, the steps are left to the next call. If the check found no marked row, the steps are counted
+ * but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

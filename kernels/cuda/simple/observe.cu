@@ -21,8 +21,8 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`: every row, only strange rows (those that tiles cannot
- * compute), or all rows but these. */
+/* Returns whether this launch computes the row with index `at`. A launch computes all rows, only strange rows (those
+ * that tiles cannot compute), or only rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass (the sum of a key's probabilities over the queries) of key n, counted over the keys of all query
- * heads: neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
+/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
+ * heads; neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -266,13 +266,13 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* Without a check by the host (chip->found is NULL) nothing is computed now. The host later sees the marks, and
-         * computes the whole problem once more. */
+        /* if the host makes no check now (chip->found is NULL), it sees the marks later, and computes the whole problem
+         * once more */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -15,22 +15,21 @@ struct observed_rows {
      * are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
-    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: the launch computes only
-     * the elements that are not finite, as sums over all rows that are not strange (that tiles can compute). */
+    /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: this launch computes
+     * only elements that are not finite; it leaves out strange rows (those that tiles cannot compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };
 
-/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. A problem without a
- * strange row costs one short launch, or, where the host looks for marked rows (chip->found), no launch. */
+/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. Without a strange row
+ * it costs one short launch, or none if the host looks for marked rows (chip->found). */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* These two functions are for problems in which a given lse replaces the pass over the rows, so that no pass has looked
- * for scores that tiles cannot compute. Such a score makes an element of key_mass, weights or map NaN or infinite.
- * simple_observe_find_nonfinite() looks for these elements after tiles have computed the outputs.
- * simple_observe_nonfinite_sums() computes the elements again, before the sums of strange rows are added. The two
- * functions need rows.base and rows.inverse of all rows. */
+/* These two functions are for problems whose lse is given, in which no kernel has looked for scores that tiles cannot
+ * compute. Such a score makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite()
+ * looks for these elements after tiles have computed the outputs. simple_observe_nonfinite_sums() computes the elements
+ * again, before the sums of strange rows are added. Both functions need rows.base and rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

@@ -109,8 +109,8 @@ DEVICE bool says_lse(float lse)
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, with `base` and `inverse`, by which later kernels compute its probabilities (observed_rows). In
- * end_of_row(), `from` is log2 of the probability of the row's largest score. */
+/* The results of a row, with `base` and `inverse`, from which later kernels compute the row's probabilities
+ * (observed_rows). In end_of_row(), `from` is log2 of the probability of the row's largest score. */
 struct row_end {
     float lse, base, inverse, entropy;
 };

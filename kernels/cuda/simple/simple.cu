@@ -25,7 +25,7 @@ namespace {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Computes the rows of a forward from `first` on, one per warp. Other kernels of this file have the same argument. */
+/* Computes the rows of a forward, one per warp, from row `first` on. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* The whole warp calls visit(n) for each n in first .. first + count - 1 for which wanted(n) is true. Each lane
- * evaluates wanted() for its own n; it is true for few n. The grid has `warps` warps, each of which takes every
- * `warps`-th n. */
+/* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true, which are few.
+ * The grid has `warps` warps, each of which takes every `warps`-th n; its lanes test 32 of them at a time. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -87,8 +86,8 @@ __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 }
 
 /* Computes delta_i = rowsum(dO * O) - dlse, and writes the given lse without gaps. A row that sees no key has delta 0.
- * The launch bound keeps as many blocks on a multiprocessor as would fit without the calls of lse_of_row_in_parts() and
- * mark_one_key(), because reading memory needs many loads in flight. */
+ * The launch bound keeps enough blocks on a multiprocessor, because reading memory needs many loads in flight. Without
+ * it lse_of_row_in_parts() and mark_one_key() would take too many registers. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -139,8 +138,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. Later launches compute
- * the gradients of these rows. */
+/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. The launches that
+ * compute the gradients of these rows come later. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
@@ -189,7 +188,7 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
 }
 
 /* A part of the work on dbias. dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element of dbias is a sum
- * over these axes, which may have as many terms as the whole problem has queries. A launch adds terms [begin, end) to
+ * over its broadcast axes, with as many terms as the problem has queries at most. A launch adds terms [begin, end) to
  * the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
@@ -373,7 +372,7 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
  * rows, each warp looks at several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 

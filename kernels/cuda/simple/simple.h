@@ -29,9 +29,9 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
 
 /* ---- How long it takes ------------------------------------------------------------------------------------------- */
 
-/* The seconds that a pair takes on an H100 whose 132 multiprocessors are all busy: a constant, and an amount for each
- * 32 channels. tests/gpu/rates.c measured both; they are rounded up. BACKWARD_PAIR holds for each of three loops: dq;
- * dk and dv; dalibi_slopes. */
+/* Seconds for a pair of a query and a key on an H100 whose 132 multiprocessors are all busy: a constant, plus an amount
+ * for each 32 channels. tests/gpu/rates.c measured both. A backward takes BACKWARD_PAIR once in each of three loops:
+ * dq; dk and dv; dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
@@ -40,10 +40,8 @@ const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.
 /* factor of the time if a lane has more than CHANNELS channels of a row, which do not fit into registers */
 const double WIDE_COST = 2;
 
-/* Time factor of rows that tensor cores cannot compute. They may take longer than other rows, because their scores are
- * computed in double and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a
- * backward's three loops (D 64), which is less than other rows take. The factor of 3.5 covers slower rows: those in
- * which few keys have a P of 0, and those whose scores exceed the range of float32. */
+/* Rows that tensor cores cannot compute may take this many times as long as other rows, because their scores are
+ * computed in double and from parts. Rows of huge scores take less, because nearly all their keys have a P of 0. */
 const double LEFT_COST = 3.5;
 
 /* The largest number of terms of one sum that a warp adds, one after the other, in one launch. A term takes some 4 us
@@ -71,7 +69,7 @@ static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 }
 
 /* Returns an upper bound on the seconds that tensor cores need for a problem. It assumes at most the rate measured on
- * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of that rate, or a third for the kernels of
+ * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of that rate, or a third of it for the kernels of
  * Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
@@ -89,9 +87,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows in the middle of a problem, before the launches that compute these
- * rows. The check waits for the stream once more, which takes some 30 us: less than one percent of the time of a
- * problem for which it returns true. In a shorter problem the host checks only at the end (attn_stream_left_rows()); if
- * rows are marked, it computes the problem once more. */
+ * rows. The check waits for the stream, some 30 us; that is less than one percent of the problem's time where the
+ * function returns true. In a shorter problem the host checks only at the end (attn_stream_left_rows()). If rows are
+ * marked then, the host computes the problem again. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

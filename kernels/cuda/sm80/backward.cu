@@ -68,8 +68,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of the tile's four
- * groups of 16 queries and some of the columns, at most 64 columns at a time. */
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes 16 of the tile's 64
+ * queries and some of the columns, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
-         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
+        /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
+         * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,

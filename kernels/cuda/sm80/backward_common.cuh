@@ -38,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Computes lse and rest, the two parts of a huge lse, again for those rows of a tile whose lse is huge. The function
- * finds its tile again, so that prepare() keeps no registers for the tile's place. */
+/* Computes both parts, lse and rest, of each lse of a tile that is huge. The function finds its tile again, so that
+ * prepare() keeps no registers for the tile's place. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -55,9 +55,8 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
 }
 
 /* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the float32 sums of dQ.
- * One block computes one query tile of one head. The launch bound lets eight blocks fit on a multiprocessor, because
- * reading needs many loads in flight. Without the bound, the registers of lse_in_parts() would leave room for only six
- * blocks. */
+ * One block computes one query tile of one head. The launch bound lets eight blocks, and not six, fit on a
+ * multiprocessor, because reading needs many loads in flight. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -140,8 +139,8 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of these keys. In a packed problem the tiles of keys are
- * numbered as tile_place_of() numbers tiles of queries: those of sequence b from cu_k[b] / BN + b on. */
+/* The keys of a block, and the query tiles that see any of these keys. In a packed problem sequence b has the tiles of
+ * keys from number cu_k[b] / BN + b on, as in tile_place_of(). */
 struct key_place {
     attn_sequence s;
     limits limit;
@@ -250,7 +249,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* number of this block of 16 x 8 sums, in the order of fragment_at() */
+                /* number of the block of 16 x 8 sums to load, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };

@@ -41,10 +41,9 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
 }
 
 /* Returns the position of query q, channel d in the float32 sums of dQ of its query tile. The sums are blocks of 16
- * queries x 8 channels, stored as fragments: four floats per lane. The blocks of 32 queries lie together, pairs of
- * blocks channel by channel, so the 32 x 32 sums of a warp are one piece of memory. Where the GPU has the instruction,
- * red_add_4() adds four contiguous floats. Elsewhere a warp adds one of the four at a time, which is fastest if the
- * warp's addresses are contiguous. */
+ * queries x 8 channels, stored as fragments: four floats per lane. The 32 x 32 sums of a warp are one piece of memory.
+ * red_add_4() adds the four floats of a lane at once. GPUs without that instruction add one float per lane at a time,
+ * which is fastest where a warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
@@ -54,9 +53,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
- * workspace lies behind. Returns 0 where the problem needs a forward that is not available here. `adds`: the main
- * kernel adds to float32 sums of dQ (if dQ is wanted), and an arbitrary order of additions is accurate enough for the
- * problem. */
+ * workspace follows them. Returns 0 where the problem needs a forward that is not available here. `adds`: the main
+ * kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -35,7 +35,7 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: a row is a key, a column a query */
-    /* dS^T of this tile of queries and, where shared memory has room for both, of the previous tile */
+    /* dS^T of the present tile of queries and, if shared memory has room for two tiles, of the previous tile */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -52,9 +52,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Both warps call it at every tile of queries, even if their keys are
- * hidden from the whole tile. Without the call in that case the kernel would be correct too, because both warps would
- * skip it and a barrier of the block follows, but race checkers would report a race. */
+/* Barrier for the two warps that share 32 keys. Both call it at every tile of queries, even if all pairs of the tile
+ * are hidden. The kernel would be correct without that call, but race checkers would report a race. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: first of this warp's keys, counted in the block; part: the warp's number among those that share these
+    /* key: first of this warp's keys, counted in the block; part: number of the warp among the warps that share its
      * keys */
     const int key = warp / QW * 32, part = warp % QW;
 
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* Head, number (tile) and first query (i0_next) of the query tile to load next. */
+    /* the query tile to load next: its head h, its number (tile), and its first query (i0_next) */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -128,9 +127,9 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* A step has two parts: dQ of query tile n - 1, and S, dP, dK and dV of query tile n. Two warps of one
-         * scheduler do the parts in opposite order, so that one warp computes addresses while the other computes
-         * products. */
+        /* A step has two parts: dQ of query tile n - 1, and S, dP, dK and dV of query tile n. Of two warps that share a
+         * scheduler of the multiprocessor, one does the first part first and the other the second, so that one computes
+         * addresses while the other computes products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32,
-                      il = i0 + q; /* this warp's first query: q counts inside the tile, il inside the sequence */
+                      il = i0 + q; /* q: this warp's first query, counted inside the tile; il: inside the sequence */
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* hide pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
+            /* test single pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);

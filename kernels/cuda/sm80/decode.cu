@@ -102,8 +102,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. The code is repeated here,
- * because a kernel that calls a function needs a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It does not call functions of
+ * rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -155,12 +155,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
- * key/value head of a sequence. Each warp adds up every eighth split group and loads m, l and O together. Then the
- * block adds up the warps, always in the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and
- * rows whose sums overflow, are computed one by one.
- *
- * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore not need more
- * registers than that block had. */
+ * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
+ * the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are
+ * computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
+ * registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -176,7 +174,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* the stream's next kernel may start now; a kernel that reads results waits for this kernel's end */
+    /* the stream's next kernel may start now; if it reads results of this kernel, it first waits for this kernel's
+     * end */
     launch_dependents();
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
@@ -191,8 +190,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* a split group (SPLIT_GROUP neighbouring splits) has one partial result where a block adds up the group,
-         * otherwise one per split */
+        /* where a block adds up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
+         * otherwise each split has one */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -229,7 +228,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        /* the sink counts once per row, not once per split */
+        /* the sink is added once per row, not once per split */
         float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
@@ -284,7 +283,7 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* What a complete launch needs: the plan, number of blocks, bytes of workspace. */
+/* What the launch of a problem needs: the plan, the number of blocks, the bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
@@ -329,13 +328,12 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* whether the kernel is set up on the device: 0: not yet; 1: yes; 2: yes, and programmatic dependent launch is
-     * possible */
+    /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if combine_splits() may start before
- * decode_splits() ends, which needs code that was made for compute capability 9.0. */
+/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if the code was made for compute
+ * capability 9.0: combine_splits() may then start before decode_splits() ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {

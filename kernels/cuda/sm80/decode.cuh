@@ -43,8 +43,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 enum { STACK_TILES = 2 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). With float8 keys a tile has twice as many keys as with 16-bit keys, or the ring has twice as many slots. FEW:
- * at most 8 rows, whose O^T is computed as V^T P^T, with half the products and half the registers. */
+ * (WD). Tiles of float8 keys have twice as many keys as tiles of 16-bit keys, or the ring has twice as many slots. FEW:
+ * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
@@ -89,11 +89,11 @@ template <class X> struct shared {
                /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
                [X::SCORE_MODS ? X::KW + 4 : 1];
     };
-    union { /* O overwrites the tiles, after the last tile was read */
+    union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
+    /* maximum m and sum l of each row, from each warp; at the end the factor of the warp's O replaces m */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
@@ -108,9 +108,8 @@ template <class X> struct shared {
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). One warp calls
- * it. It writes the result only if tensor cores cannot compute it, because the result is not finite or comes from huge
- * scores. */
+/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). It writes the
+ * result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -220,16 +219,16 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* The functions below load fragments of a tile in the ring: ROWS rows of WIDTH elements, stored as chunks of CHUNK
- * columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one chunk.
- * FEW_ADDRESSES: each address is computed from one address of the lane by one instruction, and takes no register. */
+/* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one
+ * chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only stored address. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Loads the A fragment of 8 rows of Q; the same rows also fill the fragment's rows 8 to 15. */
+/* Loads the A fragment of 8 rows of Q. Its rows 8 to 15 are copies of rows 0 to 7. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -291,10 +290,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, chosen so that the
- * row's largest number is 2^14 or more. Divides `factor` by that power. Returns false where the conversion loses a bit:
- * where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN
- * stay infinite and NaN. */
+/* Converts eight bfloat16 of a row to float16 times a power of two; LANES neighbouring lanes share a row. The power
+ * makes the row's largest number 2^14 or more, and `factor` is divided by it. Returns false where the conversion loses
+ * a bit: where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities
+ * and NaN stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -321,11 +320,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 }
 
 /* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
- * zeros, except numbers that are not finite, whose rows are computed one by one later.
- *
- * bfloat16 becomes float16, because keys in float8 become float16 in a third of the instructions. The factor `c`,
- * which converts scores to base 2, then has a value for each row, in sm.factor. Returns false where the conversion
- * would not be exact (scaled_halves_of()): then Q is bfloat16, and `c` applies to all rows. */
+ * zeros, except numbers that are not finite. bfloat16 becomes float16, because float8 keys can be converted to float16
+ * in a third of the instructions that bfloat16 takes. Each row then has its own factor from scores to base 2, in
+ * sm.factor. Returns false where the conversion would not be exact (scaled_halves_of()); then Q is bfloat16, and one
+ * factor `c` holds for all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -418,7 +416,7 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows: each
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on, where a block has few rows. Each
  * thread stores the sums that it has made, so no barrier is needed. Returns false where a sum is not finite, or comes
  * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
@@ -448,9 +446,8 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
 }
 
 /* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
- * first split. from_workspace: the split was computed twice, and its result is in the workspace, from row `saved` on,
- * instead of in shared memory. */
+ * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split's result
+ * is in the workspace, from row `saved` on, and not in shared memory, because the split was computed twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -533,9 +530,9 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T, where a block has few rows, to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of
- * two of every 16 channels. With 16-bit keys these are channels lane / 4 and lane / 4 + 8; with float8 keys they are
- * the neighbours lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T, where a block has few rows, to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1
+ * of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
+ * are lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -556,8 +553,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l (summed over its lanes) to shared memory, as number wk of the block's partial sums: rows
- * from m0 on, columns from d0 on. */
+/* Writes a warp's O, m and l (l summed over the warp's lanes) to shared memory, as number wk of the block's partial
+ * sums: rows from m0 on, columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -590,12 +587,12 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* launch_dependents() must be called after the wait: when all blocks have called it, combine_splits() may start,
-     * and it reads lengths that the kernel before this one writes */
+    /* launch_dependents() lets combine_splits() start, which reads lengths that the kernel before this one writes; it
+     * must therefore come after the wait for that kernel */
     launch_dependents();
 }
 
-/* Adds O += P V for one tile of V, of which it uses rows k0 and on. The warp computes columns d0 and on of O. */
+/* Adds O += P V for one tile of V, from row k0 of the tile on. The warp computes columns of O from d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
@@ -612,10 +609,10 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes split `index` of one key/value head: rows of Q against the split's keys. Writes out, or partial results to
- * the workspace. Where a result is not finite, it computes the split once more with zeros in place of values of V that
- * are not finite. STACKED: it computes the rows of `sequences` sequences, from the sequence of `place` on, and leaves
- * results that are not finite to decode_splits(). */
+/* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
+ * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
+ * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows are those of `sequences`
+ * sequences, the first of which is that of `place`; decode_splits() repeats the splits whose results are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -705,7 +702,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m is the row's maximum in base 2; before the first key it is -inf, and -inf - -inf would be NaN */
+                /* m (base 2) is -inf until the row has seen a key, and -inf - -inf would be NaN */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
@@ -826,10 +823,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head for a stack (sequences whose common keys are
- * read once): for each run of two or more sequences of the stack that share this split. Blocks of the same keys are
- * neighbours, so that one finds in the L2 what another has read. A sequence whose result is not finite gets NaN as m
- * and l of its first row; decode_splits() runs next and computes that sequence's split. */
+/* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
+ * common keys are read once. It computes the split for each run of two or more sequences of the stack that share it. A
+ * block whose split another block has just read finds the keys in the L2. A sequence whose result is not finite gets
+ * NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -837,9 +834,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it in the stack */
-        /* a run of sequences that share the split begins one sequence before its first bit, and ends at the next zero
-         * bit */
+    while (shares) { /* bit s: sequences first + s and first + s - 1 of the stack share the split */
+        /* sequences that share the split are a run of 1 bits, and the sequence before the run's first bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -877,8 +873,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits of this sequence that decode_stacks() has computed. `before`: those that the previous sequence of the
-     * batch shares; `after`: those that the next sequence shares. */
+    /* Splits of this sequence that decode_stacks() has computed. `before`: those shared with the previous sequence of
+     * the batch; `after`: those shared with the next sequence. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
@@ -909,9 +905,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* A block of decode_few(): computes the splits of a block with few rows. If the stream's previous kernel writes nothing
- * that this kernel reads (p.ahead), this kernel starts to copy at once, and waits for the previous kernel's end only
- * before it writes (in split()). */
+/* A block of decode_few(): computes splits of few rows. With p.ahead, the stream's previous kernel writes nothing that
+ * this kernel reads. The block then copies keys at once, and waits for the previous kernel only before it writes (in
+ * split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

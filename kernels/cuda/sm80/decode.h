@@ -2,7 +2,7 @@
  * few rows. A kernel for long sequences runs first and skips sequences of few rows (cuda_chip::decode_rows); then
  * decode.cu computes the skipped sequences.
  *
- * Such a kernel has a second row in the table, with the same features:
+ * Such a kernel has a second row in cuda_kernels[], with the same features:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
@@ -15,9 +15,9 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with TMA, the copy engine of Hopper GPUs (sm90/decode/decode.cu). This needs compute
- * capability 9.0, pages whose number of keys is a multiple of 8, strides that are multiples of 16 bytes, no options,
- * and a driver that makes tensor maps. Where one of these is missing, it returns false and launches nothing. */
+/* Computes the splits of decode.cu with TMA, the copy engine of Hopper GPUs (sm90/decode/decode.cu). Returns false, and
+ * launches nothing, unless all this holds: compute capability 9.0, pages whose number of keys is a multiple of 8,
+ * strides that are multiples of 16 bytes, no options, and a driver that makes tensor maps. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,

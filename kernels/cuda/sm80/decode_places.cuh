@@ -6,24 +6,23 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* How blocks find their work. Each key/value head has slots, and a block takes one slot.
- *
- * Not packed: a batch row has one slot for each `splits_per_block` of its splits. Where batch rows share splits
- * (`stack`), a batch row has `walkers` slots, and each slot takes every `walkers`-th of the splits that decode_stacks()
- * has not computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as
- * many slots as it needs, so a block finds its sequence by bisection; some slots have no work. */
+/* Says how blocks find their splits. Each key/value head has slots, and a block takes one slot. Not packed: a batch row
+ * has one slot for each `splits_per_block` of its splits. With stacks (decode_stacks()), a batch row has `walkers`
+ * slots, and each slot takes every `walkers`-th of the splits that decode_stacks() has not computed. Packed: sequence b
+ * has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots as it needs, so a block finds
+ * its sequence by bisection; some slots have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
     int unit, extra;
-    /* true: the kernel's arguments alone determine the splits, and no device memory (which the previous kernel may
-     * still write) is read to find them */
+    /* true: the splits follow from the kernel's arguments alone, and not from device memory, which the previous kernel
+     * may still write */
     bool early;
     /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
      * walkers, B) */
     bool few;
-    /* set only with `few`: true if the stream's previous kernel writes nothing that this kernel reads, except the
-     * workspace */
+    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; only with
+     * `few` */
     bool ahead;
     bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
@@ -51,11 +50,10 @@ enum {
 /* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
-/* Returns the number of keys of a split. Sixteen splits, with eight key/value heads, fill a GPU. A split must be long
- * enough that partial results take little time, and short enough that every multiprocessor is busy to the end. Splits
- * are longer where a block has more rows (`wide`), whose partial results are larger. Reading float8 keys takes half as
- * long, but the block's other work does not: where a sequence is long enough for many blocks, float8 splits are
- * longer. */
+/* Returns the number of keys of a split. A split must be long enough that partial results take little time, and short
+ * enough that every multiprocessor is busy to the end; sixteen splits of each of eight key/value heads fill a GPU.
+ * Splits are longer where a block has more rows (`wide`), whose partial results are larger. Float8 splits of long
+ * sequences are longer, because reading their keys takes half as long. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
@@ -79,8 +77,8 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. That is enough: a
- * sequence of n > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see
+/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys, which is enough: n splits
+ * (n > 1) are of at least n * 64 keys for up to 16 rows, and of at least n * 256 for up to 64 rows (see
  * split_keys()). */
 const int KEYS_A_ROW = 4;
 
@@ -115,8 +113,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Does what group_place_of() does, for problems of few rows that are not packed. The function computes in 32 bits,
- * because the first copies wait for its result, and leaves out the head's arguments for options. */
+/* Like group_place_of(), but only for problems that are not packed and have few rows. It computes in 32 bits, because a
+ * kernel's first copies wait for its result. It sets no members that only options need. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
@@ -184,7 +182,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -73,7 +73,7 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* elements of a row of dS in shared memory: eight 16-byte pieces, for any BM (queries per tile) */
+/* numbers in a row of dS in shared memory: eight pieces of 16 bytes, whatever BM (queries per tile) is */
 enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
@@ -86,14 +86,14 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    /* for each query of the tile: 0, or the argument `slack` of of_one_key() if the query sees only one key */
+    /* for each query of the tile: the argument `slack` of of_one_key() if the query sees only one key, else 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory of a block. The last members of the struct, `options` and `seen`, take no memory in the
- * variant without options. */
+/* Returns the bytes of shared memory of a block. Without options the struct's last members, `options` and `seen`, take
+ * no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -102,8 +102,7 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* Returns the number of tiles of BM queries that see any of the BN keys from j0 on, and in `first` the first of these
- * tiles. */
+/* Returns how many tiles of BM queries see any of the BN keys from j0 on; `first` becomes the first of these tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -114,7 +113,8 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Multiplies the sums of dK or dV by their factor, which gives the results. Returns whether every result is finite. */
+/* Multiplies the sums of dK or dV by `factor`, so that they become the results. Returns whether every result is
+ * finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -170,8 +170,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, if wanted, from key `first` of the sequence on. Rows from `end` on do not exist.
- * One store instruction writes 8 rows, with 4 lanes each. */
+/* Stores a warp's 16 rows of dk or dv, if the problem wants them, from key `first` of the sequence on. Rows from `end`
+ * on do not exist. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -189,9 +189,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* The rounds of a block, each of which visits one tile of queries: tiles [first, first + tiles) of query head h, then
- * tiles of the same numbers of head h + 1, and so on. In the variant with options a list says which rounds have a
- * visible pair; the block skips the other rounds. */
+/* The rounds of a block. A round visits one tile of queries: first tiles [first, first + tiles) of query head h, then
+ * the tiles of the same numbers of head h + 1, and so on. With options, a list says which rounds have a visible pair;
+ * the block skips the other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -219,8 +219,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem the tiles of keys are numbered as tile_place_of() numbers tiles of
-     * queries: those of sequence b from cu_k[b] / BN + b on. */
+    /* Find the block's keys. In a packed problem sequence b has the tiles of keys from number cu_k[b] / BN + b on, as
+     * in tile_place_of(). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* Addresses of this lane's fragments: K and V by rows; Q and dO by rows (for S, dP) and by columns (dK, dV). */
+    /* addresses of this lane's fragments: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
-         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
+        /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
+         * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c > 0, because 0 times a score of -inf would be NaN */
         if (SCORE_MODS) {
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
+                                          : 0; /* dropout's factor (drop_scale) is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* dS = P (dP - delta), in units of 2^-exponent, which keep dS within float16's range */
+            /* dS = P (dP - delta), stored times 2^exponent, which keeps dS within float16's range */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);

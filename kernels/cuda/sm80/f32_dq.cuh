@@ -1,5 +1,6 @@
-/* f32_dq.cuh: how f32_backward.cu computes dQ: from float32 sums to which all blocks of keys add, or (deterministic) by
- * query tiles. It also has code that both the kernel of dK and dV (dkdv) and the kernel of dQ by query tiles use. */
+/* f32_dq.cuh: how f32_backward.cu computes dQ. All blocks of keys add to float32 sums of dQ; with `deterministic` a
+ * kernel computes dQ by query tiles instead. Code that this kernel and the kernel of dK and dV (dkdv) share is also
+ * here. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -25,8 +26,8 @@ template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, 
     return sums + (head * tiles + slot + query_tile) * BM * D;
 }
 
-/* sum += unit * A B. A is 16 rows in registers, as fragments; B is the D columns of a tile of ROWS rows in shared
- * memory, whose address `b` comes from by_16(). */
+/* Computes sum += unit * A B. A is 16 rows, in registers as fragments. B is a tile of ROWS rows and D columns in shared
+ * memory; `b` is its address from by_16(). */
 template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
@@ -64,8 +65,8 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns P of a pair, times 2^P_BITS like the argument p. P is exactly 1 if the row sees only one key, and if its
- * score differs from lse only by rounding. `slack` is e to the power of one_key_slack(lse) for a row that sees one key,
+/* Returns P of a pair, times 2^P_BITS like the argument p. Where a row sees only one key, and its score differs from
+ * lse only by rounding, P is exactly 1. `slack` is e to the power of one_key_slack(lse) for a row that sees one key,
  * and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
@@ -82,8 +83,8 @@ DEVICE int exponent_for(float bound)
 
 /* ---- dQ from the sums -------------------------------------------------------------------------------------------- */
 
-/* Returns whether a query tile depends on a wide tile: one with a row whose numbers are all too small for the tile's
- * exponent (split.cuh). The whole block calls it. */
+/* Returns whether some queries of the tile see a wide tile: a tile of float16 planes in which a row's numbers are all
+ * too small for the tile's exponent (split.cuh). The whole block calls it. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
@@ -93,7 +94,8 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the float32 sums and puts it in the order of rows. One block computes one query tile of one head. */
+/* Computes dq from the float32 sums, which are stored as fragments, and writes its rows. One block computes one query
+ * tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* for each of the thread's two rows: 0, or the argument `slack` of of_one_key() if the row sees only one key */
+    /* for each of the thread's two rows: the argument `slack` of of_one_key() if the row sees only one key, else 0 */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -18,8 +18,8 @@
 
 namespace {
 
-/* Tile sizes for head dims up to D: MT blocks of 16 rows per warp, BN keys per tile, warps per block, blocks per
- * multiprocessor. */
+/* Tile sizes for head dims up to D: MT blocks of 16 rows per warp; BN keys per tile; numbers of warps per block and of
+ * blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -31,8 +31,8 @@ template <> struct tile<256> {
     static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
 };
 
-/* The shape of a block. The variant with options has one 16-row block per warp, which leaves registers for the options
- * (softcap, bias, masks, ...). */
+/* The shape of a block. With options (softcap, bias, masks, ...) a warp has only one 16-row block, because the options
+ * need registers. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
@@ -53,8 +53,8 @@ template <int D, bool SCORE_MODS> struct shared {
 /* P is 2^P_BITS times the probability, and l is the sum of P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). The sum of a rounded maximum and P_BITS = 15
- * is exact. Huge maxima are not rounded: see in_base_2(). */
+/* Returns m rounded to a multiple of 1/16 (above 2^18, of a larger number). Adding P_BITS = 15 to a rounded maximum is
+ * then exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -65,9 +65,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits the block's rows of Q into planes hi and lo in shared memory. Each block does this itself, because no other
- * block reads these rows. All BM rows are multiplied by the same power of two, 1 / q_unit. No score exceeds score_bound
- * times K's largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
+/* Splits the block's rows of Q into planes hi and lo in shared memory. All BM rows are multiplied by one power of two,
+ * 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide (has rows of small numbers,
+ * split.cuh), score_bound is 16 times larger than it need be. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -91,20 +91,20 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is 0 except for
- * tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With options
- * a score may be so huge that P_BITS - shift, added to its exponent, would be lost; P is therefore multiplied by
- * 2^(P_BITS - shift) afterwards. */
+/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is above 0 only
+ * for tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With
+ * options, P is multiplied by 2^(P_BITS - shift) at the end: added to the exponent of a huge score, P_BITS - shift
+ * would be lost. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* The maximum row.m is in base 2. The factor c converts scores to base 2; with options it is 1, because
-         * in_base_2() has converted them. */
+        /* m is the maximum in base 2. The factor c converts scores to base 2; with options it is 1, because in_base_2()
+         * has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: if a row
- * sees only one key, the key's row of v is copied bit by bit instead. */
+/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: rows
+ * that see only one key are copies of the key's row of v, bit by bit. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -209,8 +209,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* number of the head's first tile of K, and of V; a tensor of 2^31 tiles would have 2^46 bytes, so 32 bits
-     * suffice */
+    /* numbers of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V from the head's planes (hi and lo float16 parts). */
@@ -229,8 +228,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
      * the block */
     bool wide = false;
 again:
-    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent; o_exponent is the smallest of the
-     * tiles' exponents so far. */
+    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, and o_exponent is the smallest exponent
+     * of the tiles visited so far. */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -244,12 +243,12 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tiles cannot compute scores above 2^22, which they round so coarsely that P would exceed float16's range. The
-         * limit is 16 times lower where a tile of K or Q is wide (has rows of small numbers, split.cuh), so that the
-         * absolute error of scores stays small: for K it is 2^18, and for Q score_bound is 16 times larger. */
+        /* Tiles cannot compute scores above 2^22, which they round so coarsely that P would exceed float16's range. If
+         * a tile of K or Q is wide (has rows of small numbers, split.cuh), the limit is 16 times lower, to keep the
+         * absolute error of scores small. For Q the factor of 16 is in score_bound. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
-         * divided by 2^shift, so that O need not be multiplied. */
+        /* If a tile of V has smaller numbers than the tiles before it, P is divided by 2^shift, and O need not be
+         * multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -264,8 +263,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* Whether any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for the
-         * test, and takes it as true. */
+        /* True if some row of this warp sees some key of the tile. Always true in a warp with two 16-row blocks, which
+         * has no registers for the test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -295,7 +294,7 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
         __syncthreads();
-        /* V is two planes of float16, hi and lo; only hi is cleared, because lo is 0 already where hi is not finite */
+        /* only plane hi of V is cleared, because lo is 0 already where hi is not finite */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
@@ -346,8 +345,8 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* l of NaN makes later code compute all rows one by one, as if tensor cores had computed none of them
-         * correctly */
+        /* NaN as l tells later code that tensor cores have not computed the row, so that it computes all rows one by
+         * one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);

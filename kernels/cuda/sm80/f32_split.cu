@@ -1,9 +1,9 @@
 /* f32_split.cu: converts float32 tensors to planes: two float16 numbers, hi and lo, for each float32 (split.cuh).
  *
- * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and
- * lo. Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors
- * of a problem. Keys and values in pages have an instantiation of their own, because the registers of the look-up would
- * cost one block per multiprocessor. */
+ * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
+ * Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors of a
+ * problem. Keys and values in pages have a variant of their own, because looking up pages takes registers: one block
+ * less fits on a multiprocessor. */
 #include "split.cuh"
 
 namespace {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* the grid has more tiles than sequences need; this tile is behind the end of its sequence */
+    /* the grid may have more tiles than the sequence: this tile lies behind the sequence's end */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
@@ -92,7 +92,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* in one call either all tensors are packed, or none is */
+    /* a call has either only packed tensors or only tensors that are not packed */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

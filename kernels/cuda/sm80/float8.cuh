@@ -25,8 +25,8 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
     low = halves_of_e4m3<0>(bytes);
     high = halves_of_e4m3<1>(bytes);
 #else
-    /* A float8 in the upper byte of 16 bits, shifted right by one, is a float16 whose exponent has bias 7 instead of
-     * 15; a multiplication by 2^8 corrects that. */
+    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 too small, because the
+     * exponent of float8 has bias 7, and that of float16 has bias 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
@@ -36,7 +36,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Converts to T two float16 whose values float8 can hold. The conversion is exact. */
+/* Converts two float16 to T. Float8 can hold their values, so the conversion is exact. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -47,16 +47,17 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Q is stored in another order of channels, in which a lane gets the channels that four float8 of K give it. Of the
- * eight words (two channels each) that 16 channels of a row take, the function returns the number of the word that
- * holds channels 2 w and 2 w + 1. */
+/* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. 16 channels
+ * of a row are eight words of two channels. The result is the number of the word that holds channels 2 w and 2 w +
+ * 1. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
 }
 
-/* Does what scores() of scores.cuh does, with K in float8, for one block of 16 rows. rows_of_a(fragment, kk) loads Q in
- * channels from 16 kk on (permuted), and rows_of_b(bytes, nt, kk) loads K in channels from 32 kk on. */
+/* Does what scores() of scores.cuh does, for float8 keys and one block of 16 rows. rows_of_a(fragment, kk) loads Q, in
+ * the order of permuted_word(), for channels from 16 kk on. rows_of_b(bytes, nt, kk) loads K for channels from 32 kk
+ * on. */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -71,7 +72,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* neighbouring products add to different sums, so that they need not wait for each other */
+                /* neighbouring products add to different sums, so that no product waits for its neighbour */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
@@ -81,9 +82,9 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Does what accumulate() of scores.cuh does, with V in float8, for one block of 16 rows. It multiplies in float16,
- * which suffices for P because P is at most 1. columns_of_b(bytes, u, kk) loads keys 16 kk .. 16 kk + 15 of channels 32
- * u .. 32 u + 31. */
+/* Does what accumulate() of scores.cuh does, for float8 values and one block of 16 rows. It multiplies in float16,
+ * whose range suffices because P is at most 1. columns_of_b(bytes, u, kk) loads channels 32 u .. 32 u + 31 of keys 16
+ * kk .. 16 kk + 15. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -108,8 +109,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* Does what accumulate_float8() does, for O^T of at most 8 rows: accumulators 2 u hold the even channels from 32 u on,
- * and accumulators 2 u + 1 the odd channels. */
+/* Like accumulate_float8(), for O^T of at most 8 rows. Accumulators 2 u have the even channels from 32 u on, and
+ * accumulators 2 u + 1 the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {

@@ -56,14 +56,14 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q; after the loop, the rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* the block's rows of Q; after the loop, its rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* True if rows of D floats fit into the block's shared memory, in which results are staged. */
+/* true if rows of D floats fit into the block's shared memory, where results are staged */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Start to load Q as soon as its place is known, and the last keys as soon as their number is known. */
+    /* Begin to load Q as soon as its place is known, and the last tile of keys as soon as its number is known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* For D = 128 the address `across` is kept in a register, because computing it anew for each fragment was 3 %
-     * slower on an H200. */
+    /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
@@ -181,8 +180,8 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* Both branches (if and else) test whether o is finite. The `else` branch takes fewer instructions;
-                     * for D above 64 only the `if` branch compiles without spills. */
+                    /* The `if` and the `else` both test whether o is finite. The `else` takes fewer instructions, but
+                     * for D above 64 it causes spills of registers. */
                     if (D > 64) finite &= o - o == 0;
                     else zero = fmaf(o, 0, zero); /* `zero` becomes NaN if o is not finite */
                 }

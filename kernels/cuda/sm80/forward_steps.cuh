@@ -22,8 +22,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of rows that have seen no key. m is the sink's score, or -inf without a sink. One lane of each row
- * passes the sink's share of the sum as l; the other lanes pass 0. */
+/* Sets the state of rows that have seen no key yet. m is the sink's score, or -inf without a sink. The argument l is
+ * the sink's share of the row's sum in one lane of each row, and 0 in the row's other lanes. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -36,8 +36,8 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
 }
 
 /* Takes one step of the online softmax: S becomes P. m changes only when the maximum has grown by more than 8 in base
- * 2, so that O is hardly ever rescaled. P and l are then at most 2^8 times larger than with an exact maximum, which
- * float32 sums and 16-bit floats hold without loss. `c` converts a score in S to base 2. */
+ * 2, so that O is hardly ever rescaled. P and l may therefore be 2^8 times larger than usual, which costs no accuracy.
+ * `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -68,14 +68,14 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
 
-/* Applies options to the scores of keys from j * BN on. S times `unit` is q.k. In the variant without options, if
- * `bounded`, the function instead sets scores outside the interval of causal and window to -inf. */
+/* Applies options to the scores of keys from j * BN on; S times `unit` is q.k. In the variant without options it only
+ * sets scores outside the interval of causal and window to -inf, and only if `bounded` is true. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -94,8 +94,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Sets P of the pairs that dropout drops to 0. The factor 1 / (1 - dropout_p) is applied at the end, because P times
- * the factor might leave the range of 16 bits. `head` is b * H + h. */
+/* Sets P to 0 for the pairs that dropout drops. The factor 1 / (1 - dropout_p) is applied at the end, because P times
+ * the factor might exceed the range of 16-bit numbers. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)
@@ -106,8 +106,8 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* Calls visit(mt, half, r) for each of the thread's rows: row r of the block's tile lies in the upper or lower half
- * (`half`, 0 or 1) of the warp's 16-row block mt. */
+/* Calls visit(mt, half, r) for each row r of the block's tile that the thread has. The row lies in half `half` (0:
+ * upper; 1: lower) of the warp's 16-row block mt. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -117,8 +117,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers that are not finite by 0 in a tile of V; for float32, whose tile is two planes of float16, in the
- * plane hi. All threads call it. */
+/* Replaces numbers of a tile of V that are not finite by 0. A float32 tile is two planes of float16, of which plane hi
+ * is changed. All threads call it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -141,9 +141,10 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* The whole block calls has_parts() at its beginning and store_parts() at its end. has_parts() returns whether any of
- * the ROWS rows from i0 on has a huge lse, which is_parted_by_tiles() tests. store_parts() stores lse and rest of such
- * rows; those that tensor cores cannot compute become NaN, and are computed one by one. */
+/* has_parts() returns whether any of the ROWS rows from i0 on has a huge lse (is_parted_by_tiles()). store_parts()
+ * stores the two parts, lse and rest, of the lse of these rows. Where tensor cores cannot compute a row, the parts
+ * become NaN and are computed one by one. The whole block calls has_parts() at its beginning and store_parts() at its
+ * end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -162,7 +163,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* after this barrier the warp may read rows that its own lanes wrote */
+    __syncwarp(); /* after this barrier a lane may read rows that other lanes of the warp wrote */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;
@@ -172,7 +173,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches a kernel with one block per tile of queries and head, on the tiles of share chip->share of chip->shares. */
+/* Launches a kernel with one block per head and tile of queries, for the tiles of share chip->share of chip->shares. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

@@ -82,8 +82,9 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes base and inverse of the rows from a given lse: P = exp(z - lse). One warp does it for one row. A row is strange
- * if its lse does not determine P, or if an element of q is not finite, which would make all of the row's P NaN. */
+/* Makes base and inverse of each row from a given lse, so that P = exp(z - lse). One warp computes one row. A row is
+ * strange (tiles cannot compute it) if its lse does not determine P, or if an element of its q is not finite, which
+ * would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)
@@ -177,8 +178,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* part_bytes: bytes of the parts that are cleared first, because a row may lack some parts if several blocks share
-     * it */
+    /* part_bytes: bytes of the parts that must be cleared: if several blocks share a row, some parts may never be
+     * written */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -208,8 +209,8 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of the pass over the rows, of those for key_mass and top_keys, and of a pass over the region
- * (selected pairs) of weights and map. */
+/* Estimated seconds of each pass: over the rows, for key_mass, for top_keys, and over the region (selected queries and
+ * keys) for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };

@@ -5,14 +5,14 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. Sums of a row are made chunk by chunk and merged in the order of keys. Several blocks may
- * therefore share the keys of a row, and their number does not change the bits. */
+/* Number of keys of a chunk. Sums of a row are made chunk by chunk and merged in the order of keys. The number of
+ * blocks that share the keys of a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows, each over some of the keys. Part n of row r = lse_at() is at part[n * rows + r]. */
 struct observed_parts {
     /* x: the row's largest score over the part's keys; y, z: the sums l and e, relative to x; w: 1 where a block has
-     * written the part. Scores are q.k, or with options true scores. */
+     * written the part. With options x is a score, otherwise it is q.k. */
     float4 *part;
     int64_t rows;
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
@@ -24,9 +24,9 @@ struct tile_rows {
     float2 *end;
 };
 
-/* Partial sums of the cells of a map: the sum of P over those queries of a strip (the rows of a warp) that lie in row u
- * of the map, and over the keys of the map's column v. The sum is at ((b * H + h) * (strips + map[0]) + strip + u) *
- * map[1] + v. */
+/* Partial sums of the cells of a map. Cell (u, v) is row u and column v of the map. A strip (the rows of a warp) has a
+ * sum of P for the cell, over those of its queries that lie in row u and over the keys of column v, at ((b * H + h) *
+ * (strips + map[0]) + strip + u) * map[1] + v. */
 struct observed_cells {
     float *part;
     int64_t strips;
@@ -36,9 +36,8 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function launches one of the kernels of an observe, for the tiles of share chip->share of chip->shares. The
- * argument `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
- * (observed_parts). */
+/* Each of these functions launches one kernel of an observe, for the tiles of share chip->share of chip->shares. `sums`
+ * of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -48,9 +47,8 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels that each family of kernels (sm80, sm90) has of its own. block_rows: the number of rows that a block of
- * rows() computes. others: factor by which the other kernels, by mma.sync, may be slower than tile_seconds() says for
- * the family. */
+/* The kernels that each family of kernels (sm80, sm90) has of its own. block_rows: number of rows of a block of the
+ * kernel rows(). others: the kernels that all families share take at most `others` times tile_seconds(). */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

@@ -34,18 +34,19 @@ template <int D, bool SCORE_MODS> struct shared {
 /* The widest columns of a map, in keys, whose cells are computed through shared memory. */
 const int NARROW = 32;
 
-/* Returns the first of `size` rows (or keys) that lies in cell `cell` of `cells`, or in a later cell. */
+/* Divides `size` rows (or keys) into `cells` cells. Returns the first row (or key) of cell `cell`; if the cell is
+ * empty, that of the next cell that is not. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map: column v has the keys before `end` (counted from the region's first key) that lie in no earlier
- * column. next() moves to the next column without a division. */
+/* A column of a map. It has the keys before `end` (counted from the region's first key) that lie in no earlier column.
+ * next() moves on to the next column without a division. */
 struct map_column {
     int v, end;
-    /* `size` keys lie in `cells` columns; invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole
-     * + rest */
+    /* `cells` columns divide `size` keys; the members satisfy (v + 1) * size = cells * quotient + left, and size =
+     * cells * whole + rest */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -67,8 +68,8 @@ struct map_column {
     }
 };
 
-/* The rows of the map in which a strip (the rows of a warp) has queries: `count` rows, at most one for each query. Lane
- * n holds the n-th of them: row u of the map, which has the strip's queries [begin, end). */
+/* The rows of a map in which a strip (the rows of a warp) has queries: `count` rows, at most one for each query. Lane n
+ * holds the n-th of these rows: its number u in the map, and its queries [begin, end). */
 struct strip_rows {
     int count, u, begin, end;
 
@@ -89,7 +90,7 @@ struct strip_rows {
     }
 };
 
-/* Adds columns [c0, c1) of P to the sums of the lane's rows. */
+/* Adds up columns [c0, c1) of P, for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -125,9 +126,10 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run has the columns [c, c1) of the
- * tile that lie in one column of the map. Returns the number of runs, and sets `column` to the column of the last one.
- * first: number of keys of the region before the tile's column 0; negative if the region begins inside the tile. */
+/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run is those of the tile's columns
+ * [c, c1) that lie in one column of the map. Returns the number of runs; `column` becomes the last run's column of the
+ * map. first: number of keys of the region before column 0 of the tile; negative if the region begins inside the
+ * tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -151,9 +153,10 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile. The tile's keys form `runs` runs: a run is the keys of one column of the map, and the
- * first run's column is v. The first run is added to `open`, which then becomes the sum of the last run. Cells that end
- * in the tile are stored at `to`, which is the strip's row 0 of the map, `columns` numbers per row. */
+/* Adds up the cells of a tile. The tile's keys form `runs` runs, one for each column of the map from column v on. The
+ * first run is added to `open`, the sum of its cell over earlier tiles; then `open` becomes the sum of the last run.
+ * Cells that end in the tile are stored at `to`, the address of the strip's row 0 of the map; a row has `columns`
+ * numbers. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -170,8 +173,8 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets all scores to -inf in rows whose base is INFINITY. Otherwise a score that is NaN or infinite would give a hidden
- * pair a P of NaN. */
+/* Sets all scores to -inf in rows whose base is INFINITY, which have P = 0. Otherwise a score of NaN or infinity would
+ * give NaN as P. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -235,8 +238,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n: the sum of the cell in the current column of the map and in the n-th of those rows of the map in which
-     * the strip (the rows of the warp) has queries */
+    /* lane n has the n-th of the map's rows in which the strip (the rows of the warp) has queries; `open` is the sum,
+     * so far, of that row's cell in the current column */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -1,9 +1,7 @@
-/* observe_common.cuh: what the passes of an observe share between the kernels by mma.sync (sm80/) and those by wgmma
- * (sm90/observe/): the merge of a row's sums over some keys with its sums over other keys, and launches. The sums (m,
- * l, e) are those of observed_parts in observe.h.
- *
- * Before this file, include a file that defines exp2_fast() and max_or_nan(): sm80/ptx.cuh or
- * sm90/observe/ptx.cuh. */
+/* observe_common.cuh: code that the kernels of an observe by mma.sync (sm80/) share with those by wgmma
+ * (sm90/observe/). It launches kernels, and merges the sums (m, l, e) of a row over some keys with those over other
+ * keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
+ * sm80/ptx.cuh or sm90/observe/ptx.cuh. */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
 
@@ -14,8 +12,7 @@ namespace {
 
 /* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
 
-/* Converts l and e of a part of a row, which are relative to the part's maximum, to l and e relative to a larger
- * maximum. */
+/* Returns l and e of a part of a row, relative to a larger maximum than the part's own. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -36,8 +33,8 @@ template <bool SCORE_MODS> DEVICE float4 merged(const float4 &x, const float4 &y
     return make_float4(most, __fadd_rn(u.x, v.x), __fadd_rn(u.y, v.y), 1);
 }
 
-/* What a thread knows of one of its rows: `most` is the largest score in the unit of S, and m the reference (base 2) to
- * which l and e are relative. */
+/* What a thread knows of one of its rows. `most` is the largest score, in the unit of S. l and e are relative to m, a
+ * score in base 2. */
 struct lane_row {
     float most, m, l, e;
 };
@@ -47,7 +44,7 @@ DEVICE lane_row no_keys()
     return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
 }
 
-/* Merges what a row's four lanes know of the row. The result is valid in the row's first lane. */
+/* Merges the sums that a row's four lanes have of their own keys. The result is valid in the row's first lane. */
 template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
 {
     const float by = row.m == -CUDART_INF_F ? 0 : row.m - in_unit_2<SCORE_MODS>(row.most, scale_log2);
@@ -65,8 +62,8 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* Launches a kernel on the tiles of a grid, or, if the work is divided among several launches, on the tiles of share
- * chip->share of chip->shares. `blocks` blocks work on each tile. */
+/* Launches a kernel on the tiles of a grid, or, if several launches share the work, on the tiles of share chip->share
+ * of chip->shares. `blocks` blocks work on each tile. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)
@@ -79,8 +76,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the tile of a block, and in *number the block's number among the blocks that share the tile. The last tiles
- * come first, because they are the longest under a causal mask. */
+/* Returns the tile of a block; *number becomes the block's number among the blocks that share the tile. The last tiles
+ * come first, because they take longest under a causal mask. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

@@ -33,8 +33,8 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Sets all scores to -inf of queries whose base is INFINITY. Otherwise a score that is NaN or infinite would give a
- * hidden pair a P of NaN. */
+/* Sets all scores of queries whose base is INFINITY, which have P = 0, to -inf. Otherwise a score of NaN or infinity
+ * would give NaN as P. */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* queries [i0, i1) see a key of the block, and count in key_mass (which may be a sum over only the last queries) */
+    /* queries [i0, i1) see a key of the block, and are among those over which key_mass is a sum (key_mass_rows: only
+     * the last queries are) */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;

@@ -17,8 +17,8 @@ template <int D, bool SCORE_MODS> struct shared {
     float4 row[shape<D, SCORE_MODS>::BM]; /* for each row of the block: the sums over the chunks so far */
 };
 
-/* Adds the scores of a tile to what the thread knows of its two rows. S is overwritten. Where scores may be hidden,
- * their exponents are made finite, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the maxima and sums of the thread's two rows. S is overwritten. Hidden pairs get a
+ * finite exponent, because 0 times -inf is NaN. */
 template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
@@ -37,7 +37,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the first tile from n on that lies in a chunk of this block. The block has the chunks whose number is
-     * `number` plus a multiple of parts.blocks. */
+    /* Returns the block's first tile from number n on. The block has every parts.blocks-th chunk of keys, from chunk
+     * `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* Shared memory of tops_of_tiles(). Behind this struct lie the lists of the block's rows: top scores of each row, then
- * top keys of each row. */
+/* Shared memory of tops_of_tiles(). The lists of the block's rows lie behind this struct: first the top scores of each
+ * row, then the top keys of each row. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
     /* for each row of the block: the smallest score of its list if the list is full, else -inf */
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
                         top_keys[row * most + lane + 32 * slot] = top.key[slot];
                     }
                 const float now = top_least(top, most);
-                __syncwarp(); /* after this barrier all lanes have read the old value of sm.least[row] */
+                __syncwarp(); /* after this barrier sm.least[row] may be overwritten, because all lanes have read it */
                 if (lane == 0) sm.least[row] = now;
             }
             __syncwarp();

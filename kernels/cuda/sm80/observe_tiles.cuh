@@ -75,8 +75,8 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* Calls visit(S, tile, after, stage) for tiles `tile`, next(tile), ... below `end`, with the scores S of the tile and
- * the number `after` of the next one. load(to, tile) begins to copy a tile; arrive() is the barrier of the block. */
+/* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S is the scores of the tile, and
+ * `after` the number of the next tile. load(to, tile) begins to copy a tile; arrive() is the barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -115,8 +115,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies options to S, or hides what causal, window and lengths hide. The block's own rows must be queries, from q0
- * on. */
+/* Applies options to S; without options, only hides what causal, window and lengths hide. The block's own rows must be
+ * queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)

@@ -51,17 +51,17 @@ enum {
 struct work {
     saved s;
     attn_view to; /* where the launch writes: dbias, or the workspace, which gets the sums of each block */
-    /* distance in `to`, in elements, from the sums of one of the `parts` blocks to the sums of the next */
+    /* distance in `to`, in elements, between the sums of two neighbouring blocks that share a tile */
     int64_t part_elements;
-    int batches, heads;     /* number of batch rows and heads that share an element of dbias */
-    int q_tiles, key_tiles; /* numbers of tiles of one head */
+    int batches, heads;     /* number of batch rows, and of heads, over which an element of dbias is a sum */
+    int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
     int parts;              /* number of blocks that share the terms of an element of dbias */
     /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: the client gave out and lse */
-    /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are an aligned pair, which one instruction can
-     * read or write */
+    bool given;      /* true: out and lse come from the client, false: they are recomputed */
+    /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are aligned, so that one instruction can read
+     * or write both */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -135,11 +135,12 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Chunks arrive in shared memory ------------------------------------------------------------------------------ */
 
-/* The chunks in shared memory: if work.resident is true, first all chunks of Q and dO; then STAGES stages, each with a
- * chunk of K or V and, if work.resident is false, a chunk of Q or dO behind it. */
+/* The chunks in shared memory. If work.resident is true, all chunks of Q and dO come first, then STAGES stages with a
+ * chunk of K or V each. Otherwise there are only the stages, and each also has a chunk of Q or dO behind that of K or
+ * V. */
 struct chunks {
     uint16_t *memory;
-    int of_qk, all; /* number of chunks of Q and K, and of all chunks of a tile */
+    int of_qk, all; /* of_qk: number of chunks of Q and K of a tile; all: number of all its chunks */
     bool resident;
 
     DEVICE uint16_t *keys(int stage) const { return memory + (resident ? all + stage : stage * 2) * PIECE; }
@@ -187,7 +188,7 @@ template <sum_kind KIND> struct load_cursor {
         }
         cp_async_commit();
     }
-    /* Loads the first chunks of tile n into the first stages. */
+    /* Begins to load tile n: its first chunks, to the first stages. */
     DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
     {
         n = first, chunk = 0;
@@ -265,9 +266,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias, in base 2, of a block of OVER_HEADS (which adds up dZ over heads and batch rows). The block
- * needs only one tile, because the bias, like dbias, is the same for all of these heads and batch rows. Rows are 136
- * floats apart, so that a warp's accesses have no bank conflict. */
+/* The tile of the bias, in base 2, of a block of OVER_HEADS, which adds up dZ over heads and batch rows. All of these
+ * heads and batch rows have the same bias, so the block needs one tile. Rows are 136 floats apart, so that a warp's
+ * accesses have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -277,7 +278,7 @@ DEVICE shared_bias &bias_behind_stages(void *memory)
     return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
 }
 
-/* Loads the block's tile of the bias. A barrier must follow before it is used. */
+/* Loads the block's tile of the bias. A barrier must follow before any thread reads the tile. */
 template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -356,7 +357,7 @@ DEVICE void hide_by_flash_mask(const cuda_args &a, const warp_pairs &x, pair_num
         }
 }
 
-/* Multiplies dP by the factors of dropout. Four lanes share the lane's queries, and each of them draws the bits of two
+/* Multiplies dP by the factors of dropout. Four lanes share the lane's queries, and each lane draws random bits for two
  * of the warp's eight blocks of keys. */
 DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_numbers &dP)
 {
@@ -429,14 +430,14 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* where P is 0, dS must be 0 although dP may not be finite: the pair is hidden, or P has been rounded
-                 * to 0 */
+                /* If P is 0, dS must be 0, although dP may not be finite. P is 0 where the pair is hidden, or where P
+                 * was rounded to 0. */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
 }
 
-/* BLOCK x BLOCK pairs of a warp in shared memory: q.k, which becomes P, and dP, which becomes dZ. */
+/* A warp's BLOCK x BLOCK pairs in shared memory: q.k, replaced later by P, and dP, replaced later by dZ. */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
@@ -458,8 +459,8 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* P is NaN in a row whose lse is NaN. Where P is NaN for another reason, it is computed again, from the rows of
-         * q and k. */
+        /* P is NaN in a row whose lse is NaN. If P is NaN although lse is not, P is computed again from the rows of q
+         * and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -477,7 +478,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies, because careful_block() takes references to its arguments; `x` itself stays in registers */
+    /* copies of x.x and others for careful_block(), which takes references; `x` itself can thus stay in registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -531,8 +532,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of a query: of P, of dZ, of P times distance and of dZ times distance. The distance of a pair is
- * that of its query from its key. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. A pair's distance is that
+ * between the positions of its query and its key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -550,7 +551,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* if out and lse were given, far_of_row() needs only dz_far of the sums */
+                if (GIVEN) continue; /* if out and lse were given, far_of_row() reads no sum but dz_far */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -558,8 +559,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the sums of a query, of which four lanes in each of two warps have parts, and writes the query's sum of dZ
- * times distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
+/* Adds up the sums of a query, of which four lanes in each of two warps have parts. Writes the query's sum of dZ times
+ * distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -642,8 +643,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* Adds the products of the next chunk to `to`, while the chunk that lies STAGES - 1 chunks behind it is
-         * loaded. */
+        /* Adds the products of the next chunk to `to`, and loads the chunk that comes STAGES - 1 chunks later. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
             /* after this barrier the chunk has arrived, and no thread reads the stage that is loaded next */
@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(256)
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-/* How the elements of dbias are divided among blocks. */
+/* How the elements of dbias are divided among launches and blocks. */
 struct division {
     sum_kind kind;
     /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
@@ -729,8 +729,8 @@ struct division {
     int parts;
 };
 
-/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. A constant, because the
- * order of sums must not depend on the GPU. */
+/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so that
+ * the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
 /* The largest number of blocks among which the work of one tile of dbias is divided. */
 const int64_t MOST_PARTS = 64;
@@ -776,11 +776,11 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* The largest ratio of the time of a launch to tile_seconds(). An H200 took 1.97 ms for dbias where tile_seconds() is
- * 1.7 ms (D 64, 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
+/* The largest ratio of the time of a launch to tile_seconds(). An H200 took 1.97 ms for dbias (D 64), where
+ * tile_seconds() is 1.7 ms. Other launches took less than tile_seconds(). */
 const double SECONDS_OVER_TILES = 1.2;
 
-/* Launches the tiles of `grid`, divided into shares: one launch for each share, so that no launch takes long. */
+/* Launches the tiles of `grid` in shares, one launch for each share, so that no launch takes long. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)

@@ -9,7 +9,7 @@
 size_t option_gradient_bytes(const attn_plan *plan);
 
 /* Computes dbias, dalibi_slopes and dsinks, where the problem requests them. `s` has lse, rest and delta of all rows,
- * and out as the problem gave it or as it was recomputed. */
+ * and the given or recomputed out. */
 cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                              const saved &s, float *workspace);
 

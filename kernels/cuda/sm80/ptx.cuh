@@ -25,8 +25,8 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Makes the L2 policy for data that is read once: such data leaves the L2 first. PTX ISA 9.7.9.16. The instruction is
- * volatile, because otherwise its result would hold two registers through a loop. */
+/* Makes the L2 policy for data that is read once: the L2 evicts such data first. PTX ISA 9.7.9.16. The instruction is
+ * volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -50,8 +50,8 @@ template <int N> DEVICE void cp_async_wait()
 }
 
 #if __CUDA_ARCH__ >= 900
-/* Adds four floats to four floats in global memory that are 16-byte aligned, in any order with other additions. Each of
- * the four additions is atomic. PTX ISA 9.7.13.7. */
+/* Adds four floats to four floats in global memory, which are 16-byte aligned. Each of the four additions is atomic.
+ * PTX ISA 9.7.13.7. */
 DEVICE void red_add_4(float *to, const float (&x)[4])
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
@@ -61,14 +61,14 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Writes four zeros to global memory, 16-byte aligned, in one store. From an assignment the compiler makes two
- * stores. */
+/* Writes four zeros to global memory, 16-byte aligned, in one store. The compiler would make two stores of an
+ * assignment. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
 }
 
-/* Waits for the THREADS threads (a multiple of 32) that use barrier ID (1 to 15; 0 is __syncthreads). PTX ISA
+/* Waits until all THREADS threads (a multiple of 32) have reached barrier ID (1 to 15; 0 is __syncthreads). PTX ISA
  * 9.7.13.1. */
 template <int ID, int THREADS> DEVICE void barrier()
 {
@@ -136,8 +136,8 @@ DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
     return r;
 }
 #if __CUDA_ARCH__ >= 890
-/* Converts bytes 2 PAIR and 2 PAIR + 1 of four float8_e4m3 to float16; the first of them goes to the low half of the
- * result. PTX ISA 9.7.9.21. */
+/* Converts two of four float8_e4m3 to float16: byte 2 PAIR goes to the low half of the result, byte 2 PAIR + 1 to the
+ * high half. PTX ISA 9.7.9.21. */
 template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
     uint32_t r;
@@ -185,8 +185,8 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
 
-/* Lets the GPU prepare the stream's next kernel, if that was launched as a programmatic dependent, once every block has
- * called this function. */
+/* Says that this block allows the stream's next kernel to start. When every block has said so, the GPU prepares that
+ * kernel, if it was launched as a programmatic dependent. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900

@@ -13,10 +13,9 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Returns whether the tiles of the recomputed forward compute lse and rest (the two parts of a huge lse) of rows with
- * huge scores. They do if all kernels of the backward take scores from in_base_2(). They do not where dbias or
- * dalibi_slopes of float32 inputs is wanted, because the kernels of these gradients (simple.cu) sum scores in another
- * order. */
+/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. They do if all
+ * kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs is
+ * wanted: simple.cu computes these, and adds up scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -56,10 +55,10 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. out is float32 where that kernel
- * can write it, and otherwise has q's dtype. Kernels that leave some sequences to decode.cu are not used: with them the
- * out of a sequence could have one dtype if it is packed with others and another dtype if it is alone, and so different
- * bits. Returns the kernel, or NULL. */
+/* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. Returns this kernel, or NULL.
+ * out is float32 where the kernel can write it, and otherwise has q's dtype. Kernels that leave some sequences to
+ * decode.cu are not used, because the dtype of a sequence's out, and so its bits, would depend on the other sequences
+ * of the batch. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

@@ -24,8 +24,8 @@
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment, mt, kk)
- * and rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15; rows_of_b() loads those of two
- * blocks. */
+ * and rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15. rows_of_b() loads blocks nt and
+ * nt + 1. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -78,8 +78,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
 }
 
 /* O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads 16 columns of V from 16 dt on, of 16
- * rows from 16 kk on. The accumulators of P's upper 8 rows are an operand of this product without moves between
- * lanes. */
+ * rows from 16 kk on. The accumulators of P's upper 8 rows are already laid out as an operand, so no lane needs another
+ * lane's. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -103,7 +103,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options ------------------------------------------------------------------------------------------- */
 
-/* Sets those elements of a row to -inf whose column is outside [lo, hi). Columns are counted from this lane's first
+/* Sets elements of a row to -inf if their column is outside [lo, hi). Columns are counted from this lane's first
  * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
@@ -124,8 +124,8 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
 }
 
 /* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. Query i sees keys [i +
- * lo, i + hi) of struct limits; key j is therefore seen by the queries j - hi < i <= j - lo. The argument `j` is this
- * lane's upper row, `i` its first column. */
+ * lo, i + hi) of struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's
+ * upper row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -151,9 +151,9 @@ template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory, so that
- * neighbouring lanes get neighbouring columns (with ROWS_FIRST: rows): neighbouring keys, whose masks and biases lie
- * together. */
+/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory.
+ * Neighbouring lanes thus get neighbouring columns (with ROWS_FIRST: neighbouring rows), which are keys, so that they
+ * read neighbouring elements of masks and biases. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -220,8 +220,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 }
 
 /* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
- * to 0. draw(row, block) returns kept_of() of a row's block of eight keys; `kept` is shared memory for 16 * NT of these
- * results. Call it after the row's sum, because dropout does not enter lse. */
+ * to 0. draw(row, block) returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT such results.
+ * Call it after the row's sum, because dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -245,9 +245,9 @@ template <int BM> struct staged_queries {
     uint8_t kept[BM][2];
 };
 
-/* Applies all options to scores of keys from j0 on and queries from i0 on, of which Sq exist, and computes which pairs
- * dropout keeps. S times `unit` is q.k on entry; on return S has exponents in base 2: of P, or of 2^bits P, because
- * `lse2` is the queries' lse in base 2 minus `bits`. */
+/* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
+ * pairs dropout keeps. On entry S times `unit` is q.k. On return 2^S is P, or 2^bits P if `lse2` is the queries' lse in
+ * base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,
@@ -267,8 +267,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets the scores of pairs to -inf that causal and window hide. Blocks in which every pair is visible are left as they
- * are. */
+/* Sets scores to -inf for the pairs that causal and window hide. It leaves out blocks of the tile in which every pair
+ * is visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

@@ -12,14 +12,14 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of tiles that have a bit in the list of visible tiles; tiles behind them count as visible */
+/* number of tiles that have a bit in the list of visible tiles; tiles of higher numbers count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Returns whether a FlashMask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result may be true
- * for a hidden tile, but is never false for a visible one. The whole warp calls it. */
+/* Returns whether a FlashMask leaves any of keys [j0, j1) visible to any of queries [i0, i1). The result may be true
+ * although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -37,7 +37,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
 }
 
 /* Returns whether a keep_mask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result is exact. The
- * search stops at the first rows of the mask that keep a key: in most tiles at the first row. */
+ * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* number of rows of the mask whose loads are in flight together */
@@ -81,7 +81,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists the tiles of BN keys that have a visible pair with queries [i0, i1) of head h. */
+/* Lists those tiles of BN keys that have a pair visible to queries [i0, i1) of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -125,9 +125,9 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* last_tile() and tile_below() visit the tiles of keys [first, last) of a tile of queries, from the last to the first,
- * in kernels that also have a variant without a list (LISTED is false). last_tile() makes the list and returns the
- * number behind the last visible tile. */
+/* last_tile() and tile_below() visit tiles [first, last) of keys that a tile of queries sees, from the last to the
+ * first. last_tile() makes the list of visible tiles, and returns the number behind the last visible tile. If LISTED is
+ * false, there is no list, and all tiles are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -63,7 +63,7 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows of the tensor are queries; 0: they are keys */
+    int queries; /* 1: the tensor's rows are queries; 0: they are keys */
     /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
     int packed;
 };
@@ -112,14 +112,14 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
 
 /* ---- Device ------------------------------------------------------------------------------------------------------ */
 
-/* Returns 2^e, where |e| <= 126. Exponents of tiles are at most 120; those of dS are at most 114. */
+/* Returns 2^e, where |e| <= 126. */
 DEVICE float power_of_two(int e)
 {
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows [row, row + ROWS) of a tile's planes hi and lo to shared memory: hi to to[0 .. ROWS * D), lo behind it.
- * `tile` is the address of the tile's plane hi; lo follows it. */
+/* Copies rows [row, row + ROWS) of a tile's planes to shared memory: plane hi to to[0 .. ROWS * D), and plane lo behind
+ * it. `tile` is the address of the tile's plane hi, behind which its plane lo lies. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -171,16 +171,16 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Makes x opaque to the compiler. Otherwise the compiler would compute values from x before the loop and keep them all
+/* Hides the value of x from the compiler, which would otherwise compute values from x before the loop and keep them all
  * in scarce registers. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
 }
 
-/* S = A B^T over D channels, for 16 MT rows of A and N rows of B. Both operands are planes hi and lo in shared memory,
- * of A_ROWS and N rows. The small products (hi times lo) have a sum of their own, because sums over D channels are
- * long, and tensor cores truncate when they add. */
+/* S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared memory, of
+ * A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the small
+ * products (hi times lo) have a sum of their own. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -229,9 +229,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* sum += A B for 16 rows of B: A is in registers (LO = 1), B is planes hi and lo in shared memory, PLANE bytes apart,
- * read by columns: PAIRS times 16 columns from address b on. hi lo' / 2048 equals (hi / 2048) lo', so one sum suffices
- * for all products. */
+/* sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in shared
+ * memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048 equals
+ * (hi / 2048) lo'. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -263,8 +263,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Loads a warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements outside the
- * tensor are 0. `pages`: the problem, if its keys or values in pages are loaded; otherwise NULL. */
+/* Loads ROWS neighbouring rows of a float32 tensor to a warp's registers: a lane gets D / 32 columns of each. Elements
+ * outside the tensor are 0. `pages`: the problem, if the tensor is its keys or values in pages; otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -305,8 +305,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds the largest magnitude of each row. top and least become the largest and the smallest of these magnitudes; rows
- * of zeros do not count for least, which is +inf if all rows are zeros. */
+/* Finds the largest magnitude in each row. `top` becomes the largest of these, and `least` the smallest of those that
+ * are not 0 (+inf if all rows are zeros). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;
@@ -316,15 +316,15 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* floats that are not negative, as magnitudes are, compare like their bits as integers */
+        /* magnitudes are not negative, and such floats compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
     }
 }
 
-/* Returns a tile's exponent e, a multiple of 8 and at most 120. If `top`, the tile's largest magnitude, is in [2^E,
- * 2^(E + 1)), E + e is 7 to 14 unless e is 120. */
+/* Returns a tile's exponent e, a multiple of 8 and at most 120, for the tile's largest magnitude `top`. e makes top 2^e
+ * at least 2^7 and below 2^15, unless e is 120. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;

@@ -28,8 +28,8 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* Elements of a tile in shared memory. For a T of 16 bits, float8 is converted to T. For uint8_t, float8 stays as it
- * is, in rows of D bytes. */
+/* How elements of a tile lie in shared memory. For a T of 16 bits, float8 is converted to T. For uint8_t, float8 is not
+ * converted, and a row has D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
@@ -48,17 +48,17 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ... of
- * every tile; where STEP is a multiple of 8, the piece has the same place in the swizzle of each row. ONCE: no other
- * block reads these rows. T: see tile_row. */
+ * every tile. If STEP is a multiple of 8, the piece has the same place in all of these rows. ONCE: no other block reads
+ * these rows. T: see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* where 16-byte copies fit: address of the thread's first piece, in row threadIdx.x / PIECES; otherwise: address of
-     * row 0 */
+    /* If `pieces` is true: address of the thread's first piece, in row threadIdx.x / PIECES. Otherwise: address of row
+     * 0. */
     const char *data;
     const attn_view *view;
     int row_bytes; /* bytes from one row to the next; set only if copies of 16 bytes are possible */
-    int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
+    int rows;      /* number of rows of the sequence; rows of a tile behind the sequence become zeros */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
@@ -105,7 +105,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. With PAGED keys are in pages, and it looks up the place of each row in page_table. */
+/* A loader for K or V. With PAGED, K and V are in pages, and the loader looks up the place of each row in
+ * page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -116,22 +117,22 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows that are looked up together. If the page size is a multiple of CHUNK, each chunk of rows lies in
-     * one page, and one entry of page_table is read for each chunk. */
+    /* Rows per look-up in page_table. If the page size is a multiple of CHUNK, each chunk of CHUNK rows lies in one
+     * page, and one entry of page_table is read for it. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* page_table of this sequence; where a tile is one page or part of one, `table` moves on to the entry of the next
-     * tile's page */
+    /* page_table of this sequence; where a tile lies in one page, `table` moves on to the entry of the next tile's
+     * page */
     const int32_t *table;
-    /* address of this thread's piece of 16 bytes in page 0, in the slot (row of a page) of number threadIdx.x /
-     * PIECES */
+    /* address, in page 0, of this thread's piece of 16 bytes in slot (row of a page) threadIdx.x / PIECES */
     const char *data;
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that is expected next; page, slot: where this row lies, read ahead of time */
+        /* next: first row of the tile that the next call should load; page, slot: the place of this row, read ahead of
+         * time */
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
@@ -165,8 +166,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast if its tile lies directly
-     * behind the tile of the previous call. */
+    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. It is fast if the rows directly follow those of
+     * the previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -245,23 +246,23 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* `far` limits windows to 32 bits; lengths are below 2^31, so the limit changes no result */
+                  /* `far` makes windows fit in 32 bits; it changes no result, because lengths are below 2^31 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x as a value of which the compiler knows nothing. The compiler must keep the value in a register, because it
- * cannot compute it again, and it cannot reuse results that it has computed from x before. */
+/* Returns x so that the compiler knows nothing of the result. The compiler must keep the result in a register, and
+ * cannot use what it has computed from x before. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, found by row_place_of(). Where all sequences have one length, row_place_of() uses only
- * 32-bit arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). The
- * argument `whole` of row_place_of() is limits_of_whole(), which the host computes for the case of one length. */
+/* The query rows of a block, found by row_place_of(). If all sequences have one length, row_place_of() computes in 32
+ * bits, because the block's first copies wait for it; `whole` is then limits_of_whole(), which the host computes.
+ * Otherwise it calls tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -330,8 +331,8 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load a fragment of a tile from a lane's address that is computed once:
- * `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or `across`,
+/* The functions below whose names end in _of load a fragment of a tile from an address that the lane has computed
+ * before: `down` is lane_down(), `across` is lane_across(). If `down` or `across` includes the start of shared memory,
  * `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
@@ -386,7 +387,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
 }
 
 /* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the fragments
- * of each step while the products of the step before it are computed. */
+ * of a step while the products of the previous step are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -424,8 +425,8 @@ template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, in
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stages elements d and d + 1 (d is even) of row r of a result in shared memory: as T where it is written in whole
- * pieces, else as float. */
+/* Stages elements d and d + 1 (d is even) of row r of a result in shared memory. They are staged as T if the result is
+ * written in whole pieces, otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);

@@ -8,7 +8,7 @@ namespace {
 
 enum { COLUMNS = 256 }; /* number of columns of a result that a block computes */
 
-/* Returns the tensor without its columns before `first`. */
+/* Returns a view of the tensor's columns from `first` on. */
 DEVICE attn_view columns_from(attn_view view, int first)
 {
     const int bytes = view.dtype == ATTN_F32 ? 4 : view.dtype == ATTN_F8E4M3 ? 1 : 2;
@@ -34,14 +34,14 @@ DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uin
 }
 
 /* Writes a block's COLUMNS columns of a result, from column0 on, to lines from `line` on; `width` of the columns exist.
- * A warp stages and writes its own `count` rows. `staged` has room for COLUMNS / 2 floats of each row of the block. */
+ * A warp stages and writes its own `count` rows. `staged` has COLUMNS / 2 floats for each row of the block. */
 template <typename T, int MT, int DT>
 DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t line, int count, int column0,
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* Both halves of the columns are staged in the same form, T or float: with a second form a warp's rows could
-     * overwrite staged rows of another warp. */
+    /* Both halves of the columns are staged in one form, T or float. With two forms a warp could overwrite rows that
+     * another warp has staged. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -58,7 +58,7 @@ struct block_place {
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
-    /* used for dk and dv: number of the first query tile of each head, and how many tiles it has */
+    /* in blocks of dk and dv: the number of the first query tile of each head, and the number of its tiles */
     int first_tile, tiles;
     head_args head; /* arguments of scores in head h */
 };
@@ -67,7 +67,7 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* used for dk and dv: lse and delta of the tile's queries */
+    row_values values; /* in blocks of dk and dv: lse and delta of the tile's queries */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -144,8 +144,7 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to load a chunk of channels for the tile of round n: of q and k, whose product is S, or (VALUES) of dout and
- * v, whose product is dP. */
+/* Begins to load a chunk of channels for the tile of round n: of q and k, or, if VALUES is true, of dout and v. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -156,7 +155,7 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to load the operand of round n that dS or P multiplies: the block's columns of the tile's k, q or dout. */
+/* Begins to load what dS or P of round n is multiplied with: the block's columns of the tile's k, q or dout. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -184,13 +183,13 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- P and dS ---------------------------------------------------------------------------------------------------- */
 
-/* lse and delta of this thread's rows, with which S and dP become P and dS. Only for dq, where rows are queries: for dk
- * and dv rows are keys, and lse and delta of the queries are in shared memory. */
+/* lse and delta of this thread's rows, which are queries in a block of dq. In a block of dk or dv rows are keys, and
+ * lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 and delta of the query of element e of block nt. */
+/* Returns lse in base 2 and delta of a query: that of element e of the n-th block of accumulators, where n is nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -320,7 +319,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    /* at: number (0 or 1) of the stage, a buffer of shared memory, that is read next */
+    /* at: number (0 or 1) of the stage (buffer of shared memory) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
@@ -440,8 +439,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. The marks of rows that a later launch computes lie in the workspace behind the
- * part of begin_backward(). */
+/* Launches the kernels of one backward. In the workspace, the marks of rows for a later launch follow the part of
+ * begin_backward(). */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -458,8 +457,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* without marks, simple_delta() computes each huge lse at once; there is no later launch that would compute
-         * it */
+        /* without marks, no later launch would compute a huge lse, so simple_delta() must compute it now */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

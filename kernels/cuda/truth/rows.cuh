@@ -7,8 +7,8 @@
 namespace {
 
 enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
-/* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: columns of a block's
- * result */
+/* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: number of columns of the
+ * result that a block computes */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
 /* LINE, Z_LINE: distance in floats from row to row in shared memory. It is 4 more than the length of a row, so that a
  * warp's loads are spread over all banks */
@@ -17,8 +17,8 @@ enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
 enum pass { FORWARD, DQ, DK, DV };
 
-/* The softmax of a query's row: largest score (top), logarithm of the sum of exponentials relative to `top` (rest), and
- * delta. `only`: the score of the key if the row sees one key, and NaN otherwise. */
+/* The softmax of a query's row: the largest score (top), the logarithm of the sum of exponentials relative to `top`
+ * (rest), and delta. `only`: the score of the row's only key, or NaN if the row does not see exactly one key. */
 struct row_sum {
     double top, rest, delta, only;
 };
@@ -34,7 +34,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    attn_truth to; /* where results go; NULL: not wanted. out is never NULL in a backward, because delta needs out */
+    /* where the results go; NULL: the result is not wanted. A backward always has out, because delta needs it */
+    attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
     bool options; /* true: the problem has other options than scale, causal, window and lengths */

@@ -11,7 +11,7 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the score's derivative; it is negative where dropout drops the pair */
+    /* slope: the derivative of the score; a negative slope says that dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
@@ -105,8 +105,8 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 
 typedef double result_fragment[N_WIDTH][4];
 
-/* Adds P Z to result. A lane's p[n][2 r + e] belongs to row g + 8 r and column 8 n + 2 q + e of operand A, where g =
- * lane / 4 and q = lane % 4. The rows of Z are taken in the order of A's columns. */
+/* Adds P Z to result. With g = lane / 4 and q = lane % 4, a lane's p[n][2 r + e] belongs to row g + 8 r and column 8 n
+ * + 2 q + e of operand A, which is P. The rows of Z are taken in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -171,8 +171,8 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; in l, seen
- * and seen_z each lane counts only its own columns. */
+/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; each lane
+ * has the same m, and counts only its own columns in l, seen and seen_z. */
 struct online_row {
     double m, l, seen_z; /* seen_z: the sum of the seen scores; if the row sees one key, it is that key's score */
     int seen;

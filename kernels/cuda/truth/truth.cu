@@ -88,8 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head in a pass (packed: of all sequences together). Each tile has one block
- * for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head in a pass; in packed problems, that of all sequences together. Each tile
+ * has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -143,7 +143,7 @@ struct block_work {
     /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
     int row, rows, columns;
     int begin, end;      /* columns [begin, end): those that some row of the tile may see */
-    int chunks, chunks2; /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
     /* members: number of query heads to visit; part: which WIDTH columns of the result the block computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
@@ -165,7 +165,7 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head of the pairs that the block computes when its loop is at query head `member` of the group. */
+/* Returns the query head of the pairs that the block computes when its loop is at head number `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
@@ -190,8 +190,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* the tile's first row sees the first column of the range [begin, end), and its last row the last one: both ends
-     * grow with the row's number */
+    /* Both ends of the columns that a row sees grow with the row's number. The range therefore begins with the first
+     * column of the tile's first row, and ends with the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -286,7 +286,7 @@ DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P, which is in S, by dS, and dP by 0 for the next tile. */
+/* Replaces P (in S) by dS. dP becomes 0, for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -402,9 +402,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- Between forward and gradients ------------------------------------------------------------------------------- */
 
-/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. A given
- * lse of ATTN_LSE_MOST or more in size, except -inf, is ignored: the computed softmax stays. A row that sees one key
- * has P = 1 if its score equals lse but for rounding. */
+/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
+ * of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1 if its score equals lse
+ * but for rounding. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -442,10 +442,10 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- The host's part --------------------------------------------------------------------------------------------- */
 
-/* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128. With all options
- * together a forward takes 3.8 times as long as without options (attn-bench --truth, 2026-11-27). The tensor cores of
- * an A100 compute doubles at 0.3 of the H100's rate. Chips of compute capability 8.6, 8.7 and 8.9 (RATE_OF_FEW) compute
- * doubles at a 64th of their rate for float32. */
+/* Operations per second: RATE on chips whose tensor cores compute doubles; RATE_OF_FEW on chips of compute capability
+ * 8.6, 8.7 and 8.9, which compute doubles at a 64th of their rate for float32. An H100 makes 2.1e13 in a forward and
+ * 1.8e13 in a backward of head size 128; an A100 makes 0.3 of that. With all options together a forward takes 3.8 times
+ * as long (OPTIONS_COST). */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 

@@ -1,5 +1,5 @@
-/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for those with
- * softcap, ALiBi or FlashMask, which have no value per pair of a query and a key. The kernel is in
+/* backward.cu: tile shapes of the Hopper backward up to head size 128. It computes problems without options, and
+ * problems with softcap, ALiBi or FlashMask, but none with a bias or a mask per pair. The kernel is in
  * backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 

@@ -42,17 +42,16 @@ struct block_place {
     int begin;
     key_band band;
     int Sq;
-    /* Number of query tiles of one head that the block visits. The block visits one head of the group after the
-     * other. */
+    /* Returns the number of query tiles that the block visits in each head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many blocks of this head add to dQ of a query tile before this block does. The blocks that see one
-     * query tile own neighbouring tiles of keys, because query i sees the keys [i + lo, i + hi) of struct key_band. */
+    /* Returns how many blocks of this head add to dQ of query tile `tile` before this block does. The key tiles that a
+     * query tile sees are neighbours, because query i sees the keys [i + lo, i + hi) of struct key_band. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* max(begin + lo, 0) / BN is the number of the first key tile that the query tile sees. */
+        /* the query tile sees key tiles from number max(begin + lo, 0) / BN on */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };
@@ -63,7 +62,7 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* Does what attn_sequence_of() does, with less code, for problems without PADDING_FEATURES. */
+/* Like attn_sequence_of(), with less code, for problems without PADDING_FEATURES. */
 DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 {
     attn_sequence s;
@@ -74,9 +73,9 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x, the description of a tile of keys. `at` names a key/value head of the batch and a tile of its keys; in
- * packed problems tiles are counted over the keys of all sequences. The result goes into x, and is not returned,
- * because the calling thread has few registers. */
+/* Fills x, the description of a tile of keys. `at` names a key/value head and one of its tiles of keys. In packed
+ * problems, tiles are counted over the keys of all sequences. x is an argument and no result, because the calling
+ * thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -111,7 +110,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Query tiles [first, last) of which all queries see all of a consumer's 64 keys, so that no score needs a mask. */
+/* Query tiles [first, last): all their queries see all of a consumer's 64 keys, so no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -134,8 +133,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of
-     * the last unit, which are finite, and its scores are masked. */
+    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). It gets the values of the last
+     * unit that has some, because they are finite; its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -195,7 +194,7 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
 }
 
 /* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns the two numbers
- * that replace P in two neighbouring registers, the n-th pair of them. */
+ * that replace the n-th pair of P, two neighbouring registers. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -211,7 +210,7 @@ DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values
     }
 }
 
-/* Replaces P, which was rounded to 16 bits for the product dV, by dS = P (dP - delta). */
+/* Replaces P by dS = P (dP - delta). P has been rounded to 16 bits for the product dV. */
 template <typename T, int BM>
 DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
                                    int lane)

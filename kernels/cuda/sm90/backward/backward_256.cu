@@ -40,16 +40,19 @@ namespace {
 /* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
-    alignas(1024) uint16_t K[X::BN * X::D]; /* holds dV after the last product with K */
+    /* K of the block's keys; after the last product with K, the same memory stages dV */
+    alignas(1024) uint16_t K[X::BN * X::D];
     alignas(1024) uint16_t V[X::BN * X::DV];
-    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* stage 0 holds dK after the last product with Q */
+    /* a ring of tiles of Q; after the last product with Q, stage 0 stages dK */
+    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* staging memory for the dS that is copied to global memory */
     /* P^T in the register layout of an operand: 16 bytes per thread of a consumer */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one set of barriers for each warp of the first consumer and its partner warp in the second consumer */
+    /* one set of barriers for each warp of the first consumer and the warp of the second consumer that exchanges P with
+     * it */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -78,8 +81,8 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 /* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
 
 /* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, in the layout of wgmma. The
- * operand has ROWS rows per chunk of 64 channels. Products that read it from registers save bandwidth of shared memory,
- * which is as busy as the tensor cores. */
+ * operand has ROWS rows per chunk of 64 channels. Products that read the operand from registers save bandwidth of
+ * shared memory, which is fully used. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -92,8 +95,8 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A comes from registers in its first HELD steps, and
- * from shared memory in the others. */
+/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A is in registers for the first HELD steps, and in
+ * shared memory for the others. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -105,8 +108,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* The state that each of the two consumers has, among other things which round is next. A round is one tile of queries
- * of one head. */
+/* What each of the two consumers knows, for example which round is next. A round is one tile of queries of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -239,8 +241,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete: it reads the registers in which the next P is computed. At
-                 * this point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dV is complete, because the next P is computed in the registers that it reads.
+                 * By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -339,8 +341,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete: it reads the registers in which the next dS is computed. At
-                 * this point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dK is complete, because the next dS is computed in the registers that it
+                 * reads. By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -354,8 +356,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: this consumer has used the last P, which the other consumer makes only
-         * after its last product with Q */
+        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the other consumer has made the last P, and does
+         * so after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -421,25 +423,25 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Limit in bytes on the memory for dS. The heads are processed in parts, and a part has as many heads as fit. The limit
- * is enough for one head of 16384 queries and keys or, under a causal mask, for two, which fill the GPU better. The
- * emulator's build sets a smaller limit, so that small problems have several parts too. */
+/* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
+ * queries and keys fits; under a causal mask two fit, which fill the GPU better. The emulator has a smaller limit, so
+ * that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: two tiles of queries share room in memory for this many tiles of dS. */
+/* Returns kept_tiles::width, the number of tiles of dS for which two tiles of queries together have room in memory. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* each batch row has its own length, so assume that every tile of queries sees all keys */
+    /* sequences have different lengths, so the function assumes that every tile of queries sees all keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        /* Counts the key tiles that a tile of queries sees; rows past the end count too, as in backward_keys. */
+        /* Counts the key tiles that a tile of queries sees, including its rows past the end. */
         [&](int64_t tile) {
             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                           last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
@@ -452,8 +454,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at
- * all. */
+/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -599,8 +600,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a launch is not split into shares: it takes only a few milliseconds, because heads whose dS fits into the limit
-     * are short */
+    /* no launch is divided into shares: heads whose dS fits into the limit are short and take only a few
+     * milliseconds */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -37,23 +37,23 @@ template <int D_, int DV_> struct shape {
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    /* number of steps (16 channels each) of K, and of V, whose operands stay in registers for all tiles of queries */
+    /* number of steps (16 channels each) of K, and of V, that stay in registers for all tiles of queries */
     static const int HELD = 8;
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in global memory, for one part of the heads (those that are computed together). A tile of dS has 64 keys by 64
- * queries, with a row of 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one
- * tile of dS for each tile of keys that it sees. Two tiles of queries at the same distance from the two ends of a head
- * share room for `width` tiles: the first counts its tiles from the start of that room, the second from the end. Under
- * a causal mask the second sees many keys where the first sees few, so the room has no gap. */
+/* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
+ * 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has a tile of dS for each tile of
+ * keys that it sees. The n-th tile of queries of a head shares room for `width` tiles of dS with the n-th from the end:
+ * one counts its tiles from the start of the room, the other from the room's end. Under a causal mask one of the two
+ * sees few keys where the other sees many, so the room has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
     int width, query_tiles;
-    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first of the heads
-     * whose dS is in memory. */
+    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head whose dS
+     * is in memory. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -64,24 +64,25 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other. Where dS is not stored
- * there is only one part. */
+/* The kernels' parameters besides cuda_args. Heads are computed in parts, one part after the other. If dS is not
+ * stored, there is only one part. */
 struct plan {
-    /* orders of the tiles of keys and of queries, for those heads that are computed together; in packed problems some
-     * tiles have no rows */
+    /* orders of the tiles of keys and of the tiles of queries of one part of the heads; in packed problems some tiles
+     * have no rows */
     tile_order keys, queries;
     int heads; /* number of key/value heads of the batch */
-    /* number of parts into which the heads are divided, and which of these parts this launch computes */
+    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
-    /* flags for repairs, one byte per warp: of each tile of keys, and of each tile of queries */
+    /* Flags for repairs, one byte per warp. nonfinite: of the tiles of keys; nonfinite_queries: of the tiles of
+     * queries. */
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over the tiles of all `heads` heads. Heads are computed in parts, and `order` is the order of
- * the tiles of one part. The last part may have fewer heads. */
+/* Returns tile t, counted over the tiles of all `heads` heads. The heads are computed in parts, and `order` is the
+ * order of tiles within one part. The last part may have fewer heads than the others. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -108,8 +109,8 @@ struct query_place {
     key_tiles keys; /* tiles of keys that at least one query of the tile sees */
 };
 
-/* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because
- * under a causal mask the last tiles see most keys. */
+/* Returns the description of tile t of the order. The last tiles of a head come first, because under a causal mask they
+ * see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -173,8 +174,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Returns a copy of the operand whose value ptxas cannot know. ptxas then computes the addresses of the operand's steps
- * at each use. Otherwise it would keep all of them in registers. */
+/* Returns a copy of the operand, of whose value ptxas knows nothing. ptxas then computes the addresses of the operand's
+ * steps at each use, and does not keep all of them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -193,12 +194,12 @@ template <typename T, class X> struct query_gradients {
     const query_place &x;
     consumer<2> me;
     const int row0;        /* index of this warpgroup's first query */
-    ring<X::STAGES_KV> at; /* position in the ring of K and V of the newest tile that a product needs */
+    ring<X::STAGES_KV> at; /* position, in the ring of K and V, of the newest tile that this warpgroup multiplies */
     int tile;              /* the newest tile of keys */
-    /* tiles of keys [free_first, free_last): all rows of this warpgroup see all of their keys */
+    /* all rows of this warpgroup see all keys of tiles [free_first, free_last) */
     int free_first, free_last;
     float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
-    const k_major_low<BM> Q, dO; /* operands Q and dO: the rows of this warpgroup */
+    const k_major_low<BM> Q, dO; /* operands: this warpgroup's rows of Q and of dO */
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 
@@ -245,8 +246,8 @@ template <typename T, class X> struct query_gradients {
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* Handles two neighbouring keys of one row at a time. P is rounded to 16 bits, as in backward_keys. Therefore
-         * dQ has the same bits as where dS is stored. */
+        /* Handles two neighbouring keys of one row at a time. P is rounded to 16 bits, as in backward_keys, so that dQ
+         * has the same bits whether dS is stored or not. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll

@@ -1,8 +1,7 @@
-/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Tiles of keys
- * rarely divide evenly among blocks, so some blocks finish while others still work. The consumers of blocks that find
- * no more tiles of keys compute dQ. Each warp claims units (32 or 64 queries of a head), in the order in which heads
- * are processed, and waits until all tiles of keys of the head are done. The sums of a unit take 16 KB: four pieces of
- * 16 queries by 64 channels. */
+/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Some blocks
+ * find no more tiles of keys while others still work. The consumers of these blocks compute dQ. Each warp claims units
+ * (32 or 64 queries of a head), in the order in which heads are processed, and waits until all tiles of keys of the
+ * head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -32,7 +31,8 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim the next unit of queries one unit ahead, because the atomic operation takes time */
+            /* claim each unit of queries while the unit before it is computed, because the atomic operation takes
+             * time */
             next = claim_unit();
             write(n);
         }
@@ -68,8 +68,7 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* A word of 0 means that no block has added to this part of the sums: the part's queries see no key, so
-                 * dQ is 0. */
+                /* A word of 0 means that no block has added to these sums: the queries see no key, so their dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

@@ -21,8 +21,7 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
     if (plan->features & PADDING_FEATURES) return false;
-    /* the accumulators of scores start with the bias, but a softcap must be applied to scores before the bias is
-     * added */
+    /* products add q.k to the bias in one accumulator, but a softcap must be applied to q.k before the bias is added */
     if (p->bias.rank && p->softcap > 0) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
     return plan_tiles(chip, plan);

@@ -20,7 +20,7 @@ template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
 /* A unit of work: queries [i0, i0 + UNIT_ROWS) of a sequence and head. At the end of a sequence some or all of these
- * queries do not exist. `place` is the number of their tile of queries, as query_tile() counts. */
+ * queries do not exist. `place` is the number of the query tile that they belong to (see query_tile()). */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;
@@ -44,8 +44,8 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of every PREPARER_SHARE multiprocessors */
-/* threads of a block of prepare_ahead: so many that their registers leave no room for a second block */
+const int PREPARER_SHARE = 4; /* one of every PREPARER_SHARE multiprocessors runs prepare_ahead */
+/* threads of a block of prepare_ahead; their registers leave no room for a second block on the multiprocessor */
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
@@ -62,7 +62,7 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* A unit of queries past the end of the sequence is prepared too if its tile has any query, because the
+        /* A unit of queries past the end of the sequence is prepared too if a query of its tile exists, because the
          * backward loads lse and delta of whole tiles. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
@@ -110,8 +110,8 @@ template <typename T, class X> struct preparer {
         __syncwarp(); /* all lanes have read `products`, so the next unit of queries may overwrite it */
     }
 
-    /* Splits lse into two numbers, lse and rest, for all rows of a unit of queries. It is called if some row has a huge
-     * lse, which is rare; see saved.rest. */
+    /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries. It is called only if
+     * some row has a huge lse. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);

@@ -1,6 +1,6 @@
-/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: the kernel's variants, its plan, a block's
- * shared memory and the order of its rounds. This file also has the producer's warps, which load K, V, Q and dO and
- * send dQ. A round is one tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: parts of the kernel of backward_tiles.cuh: its variants, its plan, a block's shared memory, the
+ * order of its rounds, and the producer's warps, which load K, V, Q and dO and send dQ. A round is one tile of queries
+ * of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -12,18 +12,17 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* The variants of the kernel. Each one computes only the named options, because code for more options costs
- * registers. */
+/* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
     PLAIN,
     CAPPED /* softcap alone */,
     WITH_OPTIONS,
-    WITHOUT_BIAS, /* all options, those of pairs.cuh too, except a bias */
-    WITH_BIAS     /* all options, those of pairs.cuh too, except a softcap */
+    WITHOUT_BIAS, /* all options, including those of pairs.cuh, except a bias */
+    WITH_BIAS     /* all options, including those of pairs.cuh, except a softcap */
 };
 
-/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep further values until dS
- * is computed. These values need 16 or 32 KB, so that these variants have one stage less of Q or of dS. */
+/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep further values in shared
+ * memory until dS is computed. The values take 16 or 32 KB, so that there is room for one stage less of Q or of dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -40,20 +39,19 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials. At D = 64 turns make the kernel faster, because
-         * there are as many exponentials as at D = 128 but half the products. */
+        /* Whether the two consumers take turns with their exponentials. Turns make the kernel faster at D = 64, which
+         * has as many exponentials as D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 free registers less than at D = 128; dV is
-     * therefore computed in two halves of the queries, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. dV is
+     * therefore computed in two halves of the queries there, and dP is issued only after the product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
-    /* whether a tile of queries may be hidden from one consumer's keys, so that the consumer skips it */
+    /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
     static const bool PASSES = BM == 64 && !OPTIONS;
 };
 
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun that means: a block has stored its dQ as the first sum, and other blocks may add
- * theirs */
+/* value of a word of plan.begun: a block has stored its dQ as the first sum, and other blocks may add their dQ */
 enum { PART_THERE = 2 };
 enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
 
@@ -65,7 +63,7 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
     tile_order order; /* order of the tiles of keys; in packed problems some tiles have no rows */
-    int *counter;     /* number of tiles that blocks have claimed, see cuda_chip */
+    int *counter;     /* number of tiles of keys that blocks have claimed (cuda_chip::counter) */
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
     /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
@@ -73,21 +71,21 @@ struct plan {
     bool last_first;          /* true: the tiles of keys of a head are taken from the last keys to the first */
     uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
-    bool out_in_pieces;       /* whether out can be read in pieces of 16 bytes, as dO always can */
+    bool out_in_pieces;       /* true: out can be read in pieces of 16 bytes (dO always can) */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
-    /* per key/value head: how often a consumer's dQ was added to the sums; each tile of keys adds two such parts, one
-     * per consumer */
+    /* per key/value head: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
+     * consumer */
     uint32_t *done;
-    int *claimed; /* number of units of queries that warps have claimed to compute dQ, see dq_writer */
-    /* whether this launch writes dQ: dQ is wanted, and the launch computes the last share of the tiles of keys */
+    int *claimed; /* number of units of queries that warps have claimed in order to compute dQ, see dq_writer */
+    /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
     bool in_order; /* option `deterministic`: blocks add to dQ in a fixed order */
-    /* true: the first block with dQ for some queries stores it as their sum, and all later blocks add to the sum */
+    /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
     bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
     score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
-    float cap;       /* the softcap in base 2: factor of the result of tanh */
+    float cap;       /* tanh times this factor is the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -98,7 +96,7 @@ struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* the reciprocal of the scale of scores */
+    float per_scale; /* 1 / (the scale by which q.k is multiplied) */
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
@@ -106,13 +104,13 @@ template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>
 struct round_record {
     int tile, h;
     bool more;        /* whether another tile of queries follows */
-    bool bounded;     /* FlashMask hides some pairs of the tile of queries with the block's keys */
-    bool partly_kept; /* keep_mask hides some pairs of the tile */
+    bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
+    bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
     float slope;      /* ALiBi's slope in base 2; 0: no ALiBi */
 };
 
 template <class X> struct shared {
-    /* K and V; the two exchange places from one tile of keys to the next */
+    /* K and V; they exchange places at each new tile of keys */
     alignas(1024) uint16_t keys[2][X::BN * X::D];
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
@@ -128,11 +126,11 @@ template <class X> struct shared {
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite; /* a warp found a dK or dV that is not finite in any of the block's tiles of keys */
+    int any_nonfinite; /* 1 if a warp found a dK or dV that is not finite in one of the block's tiles of keys */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* the consumers' own copy of the description of their present tile */
+    block_place place;   /* the description of the consumers' present tile of keys, copied for them */
 };
 
 /* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */
@@ -155,10 +153,11 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
+        /* query rows that FlashMask leaves visible are all in [begin, end) */
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* FlashMask may hide two intervals of queries, and one of them may reach the end of the range only after the
-         * other was cut off. Therefore the loop runs twice. */
+        /* FlashMask may hide two intervals of queries. One of them may reach the end of the range only after the loop
+         * has cut off the other, so the loop runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -202,8 +201,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of other blocks has added. No tile of
-                 * queries may be skipped, because that would change the number. */
+                /* With `deterministic`, a block waits until a known number of blocks has added its dQ. Skipping a tile
+                 * of queries would change that number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -217,8 +216,8 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Adds `parts` to the count of those parts of dQ that need no more addition: they were added to the sums, or their tile
- * of keys has no rows. */
+/* Adds `parts` to the number of parts of dQ that are done: they were added to the sums, or their tile of keys has no
+ * rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -230,8 +229,8 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
 }
 
 /* One thread claims tiles of keys and publishes them in shared memory. A published tile with rows = NO_ROWS means that
- * there are no more. The thread claims the next tile only after the loader has issued all loads of the present one.
- * With an earlier claim the tile would be computed late, and blocks that wait for its part of dQ would wait longer. */
+ * no tile is left. The thread claims a tile only after the loader has issued all loads of the tile before it. Blocks
+ * wait for each other's dQ in the order of claims, so a tile must not be claimed long before it is computed. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -274,8 +273,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* Variants with options leave out the code for padding, because registers are scarce here. backward.cu gives
-         * them no problem with padding. */
+        /* Variants with options get no problem with padding from backward.cu, and leave out the code for it, because
+         * registers are scarce here. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {
@@ -283,14 +282,14 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Blocks that see the same queries begin at different query tiles. If all began at the same one, they would
-         * wait for the first block to store its sum. */
+        /* Blocks that see the same queries begin at different query tiles. If they began at the same one, all would
+         * wait for the first of them to store its sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
 
 /* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the first tiles of
- * queries for a tile of keys while consumers still use the previous tile of keys. */
+ * queries for the next tile of keys while consumers still use the present tile of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -354,11 +353,11 @@ template <class X> struct loader {
 };
 
 /* One warp per consumer sends the consumer's parts of dQ to the sums in global memory: the warp's first lane makes the
- * copy engine add them. If the sums were not zeroed, the first block with a part for some sum stores it, and other
- * blocks wait for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block
- * is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block
- * waits for its turn. The sender waits for the word while the consumer computes the part, and sets the word while the
- * consumer computes the next part. */
+ * copy engine add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait
+ * for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
+ * PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block waits for its
+ * turn. The sender waits for the word while the consumer computes the part, and sets it while the consumer computes the
+ * next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -384,12 +383,13 @@ template <class X> struct sender {
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        int unended = -1; /* index of a word that other blocks wait for, or -1; and the value that the word will get */
+        /* unended: index of a word of p.begun that other blocks wait for, or -1; becomes: that word's next value */
+        int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* With D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. With D = 128 it is 64
-             * channels of a unit, in two pieces of 32 queries that are contiguous in memory. */
+            /* At D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. At D = 128 it is 64 channels
+             * of a unit, in two pieces of 32 queries each, which lie one after the other in memory. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);

@@ -82,8 +82,8 @@ namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. It is a template parameter,
- * because with a branch in store() ptxas would serialise products. */
+/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. R is a template parameter,
+ * because a test of the type in store() would make ptxas run products one after the other. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -93,22 +93,22 @@ template <typename T, class X, typename R> struct gradients {
     consumer<2> me;
     ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next tile of queries */
     ring<X::STAGES_DO> o;
-    /* ring positions of dS: `mine` is the stage that this warpgroup writes next, `whole` the one that it reads next for
-     * dQ */
+    /* positions in the ring of dS: `mine` is the stage that this warpgroup writes next; `whole` is the stage that it
+     * reads next for dQ */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0; /* phase of the barriers of K and V */
     int tile;           /* the next tile of queries */
-    /* tiles of queries [free_first, free_last): their queries all see all keys of this warpgroup */
+    /* all queries of tiles [free_first, free_last) see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage of a ring. K_down:
-     * K as the operand of this warpgroup's part of dQ. */
+    /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first
+     * stage of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
     const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
-    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are computed from it, so that they
-     * take no registers */
+    /* index in sm.dQ at which this thread stores its elements of dQ; me.lane and me.leader are computed from this
+     * index, so that they take no registers */
     const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
@@ -123,8 +123,8 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* Returns a copy of the operand whose value ptxas cannot know. ptxas then computes the addresses of the operand's
-     * steps at each use. Otherwise it would keep the constant ones in registers. */
+    /* Returns a copy of the operand, of whose value ptxas knows nothing. ptxas then computes the addresses of the
+     * operand's steps at each use, and keeps none of them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -174,7 +174,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Sets a bit of `hidden`, in the order of S, for each score that causal, window, lengths or FlashMask hide. The
-     * loops are not unrolled, because there are no registers for that. */
+     * loops are not unrolled, to save registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -240,7 +240,7 @@ template <typename T, class X, typename R> struct gradients {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first query and first key in the next tile of queries. */
+    /* Returns the address of the bias of the thread's first pair (of query and key) in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -283,9 +283,9 @@ template <typename T, class X, typename R> struct gradients {
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k to it. A
-     * quotient of -inf hides the pair, which is right if the row's lse is ordinary. Rows with a huge lse go through
-     * exponents_in_parts(). */
+    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k to it. If
+     * the quotient is -inf, the pair's P is 0, which is right unless the row's lse is huge. exponents_in_parts()
+     * computes rows with a huge lse. */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -353,8 +353,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the pair's q.k
-     * is too small to count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored in two parts. Beside a huge bias, q.k is too small to
+     * count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -363,7 +363,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* only the members that exponent_of() reads are set */
+            head_args head; /* exponent_of() reads only the members that are set below */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -414,7 +414,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Computes dropout's random bits for the next tile of queries: bit 1 means that a pair is kept. Byte n of word k
+    /* Computes dropout's random bits for the next tile of queries; a bit is 1 if the pair is kept. Byte n of word k
      * belongs to query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
@@ -434,7 +434,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Replaces P of each dropped pair by -P. The sign is a flag: dV takes 0 for such a pair, dS takes P. */
+    /* Replaces P of each dropped pair by -P. dV then takes 0 for such a pair, and dS takes P. */
     DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
     {
 #pragma unroll
@@ -461,9 +461,9 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. As a result, one register of each pair of scores holds two P,
-     * and the other holds the two P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the tile
-     * are hidden. NEAR: all scores are near 0. */
+    /* Turns S into P where softcap is the only option. Afterwards one register of each pair of scores holds two P, and
+     * the other register the same two P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the
+     * tile are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -547,9 +547,9 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() and dQ_place() return where a thread stores its elements of dS (as a byte offset) and of dQ (as a
-     * number of floats). For dS, each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where
-     * its pieces of 16 bytes lie. */
+    /* dS_place() returns where in dS a thread stores its elements, as a byte offset. Each 8 lanes hold a matrix of 8
+     * queries by 8 keys, and the swizzle of a row decides where its pieces of 16 bytes lie. dQ_place() returns where in
+     * dQ the thread stores its elements, as a number of floats. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -603,7 +603,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* a tile of queries for which no option has an effect is computed as in the variant without options */
+        /* if the options change nothing in a tile of queries, it is computed as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -616,7 +616,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for the products S and dP of the next tile of queries, which have been issued, and turns S into P. */
+    /* Waits for S and dP of the next tile of queries, whose products have been issued, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
@@ -627,13 +627,13 @@ template <typename T, class X, typename R> struct gradients {
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
+        retire<0>(dP); /* the wait for dP is also a wait for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP, and dQ of the previous tile of queries.
-     * With MORE, also computes P and dP of the next tile. Must be called with no product running. In the first round
-     * the computed dQ has no meaning and is not handed over: a branch around the product dQ would cost registers that
-     * are not free. */
+    /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
+     * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
+     * no previous tile: the dQ is computed all the same, because a branch around the product would cost registers, and
+     * is not handed over. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -642,9 +642,9 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* The call of next_tile_of_queries() must stand exactly here. It makes ptxas issue the last products so slowly
-         * that dS is computed while they run. Elsewhere dS would be computed after the wait for them, which costs 10 %
-         * of the time at D = 128. */
+        /* The call of next_tile_of_queries() must stand exactly here: it makes ptxas compute dS while the last products
+         * run. Elsewhere ptxas would compute dS after the wait for these products, which costs 10 % of the time at D =
+         * 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* waits until the product dV is complete */
@@ -696,7 +696,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last tile of queries. Calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries, and calls meanwhile() while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -717,7 +717,7 @@ template <typename T, class X, typename R> struct gradients {
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
         /* Float32 results are stored directly from registers. In one shape they go through shared memory, because ptxas
-         * would otherwise spill 360 bytes. */
+         * would otherwise spill registers. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -758,8 +758,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first tile of queries (`first`) or the last one, because the tile
-     * sees none of the warpgroup's keys. False if there is only one tile. */
+    /* Returns whether the first tile of queries (or, if not `first`, the last tile) sees none of this warpgroup's keys,
+     * so that the warpgroup can skip it. Returns false if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -791,8 +791,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* Rows past the end are zeroed more often than necessary. The exact condition needs the flag ends_of_keys too,
-         * which ptxas would keep in a register and spill. In the additional cases the rows are zero already. */
+        /* Rows past the end are zeroed more often than necessary, which does no harm. The exact condition needs the
+         * flag ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -813,8 +813,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* an empty group takes the place of the product dK of an earlier round, because the waits below count groups of
-         * products */
+        /* the waits below count groups of products; in the first round an empty group stands for dK of an earlier
+         * round */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -832,8 +832,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                /* with options dV is stored only when dQ is complete, because the product dQ takes the registers that
-                 * storing needs */
+                /* with options dV is stored after dQ is complete, because both the product dQ and storing dV need
+                 * registers */
                 finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -849,9 +849,8 @@ template <typename T, class X, typename R> struct gradients {
     {
         /* after this barrier no warp uses dS as staging memory for dK or dV any more */
         named_barrier_sync(END_BARRIER, CONSUMERS);
-        /* All lanes wait, and the lanes that act are chosen by conditions, not by branches around the wait. After a
-         * branch that only some lanes take, ptxas would keep addresses that are the same for all lanes in registers of
-         * each thread, even in the loop over tiles of queries. */
+        /* All lanes wait, and conditions, not branches, choose the lanes that act. After a branch that only some lanes
+         * take, ptxas would keep addresses that are the same for all lanes in registers of each thread. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
@@ -880,14 +879,14 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile reads the staged dK and dV as dS, though the product's result is
+            /* the first product dQ of the next tile of keys reads memory in which dK and dV are staged; its result is
              * not used */
             fence_proxy_async_shared();
         }
     }
 };
 
-/* Recomputes keys of the block's tiles, one by one: those for which this warp found a dK or dV that is not finite. This
+/* Recomputes keys of the block's tiles, one by one: the keys whose dK or dV this warp has found not to be finite. This
  * function is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
@@ -944,8 +943,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel that follows waits
-         * only for the end of this kernel, and must not begin before prepare_ahead has ended. */
+        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream, because the kernel that follows
+         * waits only for the end of this kernel. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -968,10 +967,9 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of 32-bit words in which blocks record progress; all start at 0. One word per key/value head
- * counts the units of queries that are prepared. If dQ is wanted, there are also two words per tile of queries
- * (plan::begun), a second word per key/value head (plan::done), and one that counts the units of queries whose dQ a
- * warp has claimed to write. */
+/* Returns the number of 32-bit words in which blocks record progress; all start at 0. Each key/value head has a word
+ * that counts the units of queries that are prepared. If dQ is wanted, it has a second word (plan::done), each tile of
+ * queries has two (plan::begun), and one word counts the units of queries that warps have claimed to compute dQ. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -980,9 +978,8 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
- * stores it as their sum. In a long causal sequence one slow block comes first to the last queries, and all other
- * blocks would wait for its store. At D = 128 with one query head per key/value head, that wait costs more than writing
- * zeros. */
+ * stores it as their sum, and other blocks wait for that store. In a long causal sequence a slow block comes first. At
+ * D = 128 with one query head per key/value head, the wait for it costs more than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -1022,7 +1019,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    /* chip: the launch options for one share of the tiles; whole_chip: those for the whole problem */
+    /* the launch options for the whole problem; those for one share of the tiles are in `chip` */
     const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
@@ -1064,7 +1061,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
-/* Sets the members that a pair_plan has in addition to a plan. */
+/* Sets the members of a pair_plan that a plan does not have. */
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
 {
     const attn_geometry &g = job.run.args.g;
@@ -1096,8 +1093,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* A later share of the tiles is launched in the ordinary way, so that it waits for the previous share; the
-             * first share has prepared the queries for all. */
+            /* The first share of the tiles prepares the queries for all shares. Later shares are launched in the
+             * ordinary way, so that each waits for the share before it. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
@@ -1116,7 +1113,7 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* [0: bfloat16, 1: float16][0: dK and dV have that dtype, 1: they are float32] */
+    /* [0: bfloat16, 1: float16][0: dK and dV have the inputs' dtype, 1: they are float32] */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()
@@ -1127,7 +1124,7 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* Returns whether the kernel can compute the problem. The options of the problem are checked elsewhere. */
+/* Returns whether the kernel can compute the problem, apart from the problem's options. */
 bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -1145,7 +1142,7 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the shape for variant `takes` from the table, and the kernels that must run before and after it. */
+/* Launches the shape that the table has for variant `takes`, and the kernels that must run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)
@@ -1175,7 +1172,7 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-/* FEATURES: what the plain variant computes. OPTIONS: what variants with options compute in addition. */
+/* FEATURES: what the variant without options computes. OPTIONS: what the variants with options compute in addition. */
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
                           ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                           ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |

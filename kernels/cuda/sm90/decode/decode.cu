@@ -57,7 +57,7 @@ struct box_place {
 
 struct copy_plan {
     CUtensorMap K, V;
-    /* box: number of rows that one load of the copy engine brings, a power of two; box_shift: log2 of box */
+    /* box: rows that one load of the copy engine brings, a power of two; box_shift: log2 of box */
     int box, box_shift;
 };
 
@@ -103,12 +103,12 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Looks up where each box of the split starts (box: one load of the copy engine). One warp calls this function. It
-     * reads no entry of the page table behind the last key's entry. */
+    /* Looks up where each box (one load of the copy engine) of the split starts. One warp calls this function. It reads
+     * no entry of the page table behind that of the last key. */
     DEVICE void find_boxes() const
     {
-        /* one past the last key to load: the end of the split's last tile, because whole tiles are loaded, or of the
-         * sequence */
+        /* one past the last key to load: the end of the split's last whole tile, or of the sequence if that comes
+         * first */
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
              n += 32, key += 32 * at.copies.box)
@@ -116,9 +116,9 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes (single
-     * loads) past the sequence's end are left out. With FIRST, the warp itself looks up where the boxes start; without
-     * FIRST, this was done before. */
+    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. It leaves out
+     * boxes (single loads) past the sequence's end. With FIRST it looks up where the boxes start; without FIRST,
+     * find_boxes() has done so. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk in elements of the tensor */
@@ -144,7 +144,7 @@ template <typename T, class X> struct copies_by_engine {
     {
         /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* each of the four warps fills one slot */
+        if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -168,8 +168,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* rows: rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The swizzle
-         * moves a piece only within its row, so that whole rows can be cleared */
+        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The
+         * swizzle moves pieces only within a row, so whole rows can be cleared */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
@@ -321,16 +321,16 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* `tile`: the fewest keys per tile of any shape. A box (one load of the copy engine) must lie within one page and
-     * within one tile. */
+    /* `tile`: the least number of keys per tile, over all shapes. A box (one load of the copy engine) must lie within
+     * one page and within one tile. */
     const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;
     copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies.box_shift = 0;
     while (1 << copies.box_shift < copies.box) copies.box_shift++;
-    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, which costs a tenth of the
-     * speed. */
+    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, and the kernel would take a tenth
+     * longer. */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
         !tma_map(&copies.V, V, copies.box, box_bytes, promotion))

@@ -49,32 +49,32 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* PROMOTED: the most keys whose products are added up before a promotion (the addition of O to float sums in shared
- * memory). PROMOTED_COUNTED: the most keys where products also compute l. Until a promotion, a sum may lose 2^-13 of
- * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder: changes 22, 25). SHIFT: P is 2^SHIFT
- * where a row's score is its maximum. */
+/* A promotion adds O to float sums in shared memory, because a sum of products loses accuracy with each key (up to
+ * 2^-13 of itself). PROMOTED: the most keys between two promotions. PROMOTED_COUNTED: the same where products also
+ * compute l. Measured errors: kernels/MEASUREMENTS.md (float8 ladder: changes 22, 25). SHIFT: P is 2^SHIFT where a
+ * row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES stages of the
- * ring; T, the type in which q and k are multiplied; SHORT_ENDS, see the member of this name. */
+ * ring; T, the type in which q and k are multiplied; SHORT_ENDS, explained at the member below. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Makes the beginning and the end of a work tile (BM rows of one head) shorter: in the first tile of keys only
-     * scores that some row sees are computed, and the softmax ends while the last product runs. The gain is largest
-     * where a work tile has few tiles of keys, or wide ones. */
+    /* Whether a work tile (BM rows of one head) begins and ends faster: in the first tile of keys only scores that some
+     * row sees are computed, and the softmax ends while the last product runs. The gain is largest where a work tile
+     * has few tiles of keys, or wide ones. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     /* whether consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* Under a mask: bytes of K and V of the heads whose work tiles are ordered together (a section, see ending_order).
-     * Sections are small, so that V^T of the heads with which all blocks begin is ready soon. They are larger where
-     * consumers help to make V^T. */
+    /* Under a mask, the work tiles of a section (several heads) are ordered together, see ending_order; SECTION is the
+     * bytes of K and V of its heads. Sections are small, so that V^T of the first heads is ready soon. They are larger
+     * where consumers help to make V^T. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* whether a consumer's thread needs all registers that a block of this size can give it */
+    /* whether a consumer's thread needs as many registers as a block of this size can give it */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
@@ -82,23 +82,23 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys from one promotion (the addition of O to sums in shared memory) to the next */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
-    /* the largest number of tiles at the end of a work tile's keys that one consumer sees and another does not */
+    /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    /* whether the wait for the product O, and the rescaling of O, come between the exponentials of the next tile */
+    /* whether the wait for the product O, and the rescaling of O, come in the middle of the softmax of the next tile */
     static const bool EARLY = D == 128 && !WIDE;
     /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
     static const bool BY_BITS = D < 256;
-    /* Whether O is set to zero before the product of a tile adds to it. The alternative is a first product that
-     * overwrites O, which is 2 % slower for BN = 224 and faster for all other shapes. */
+    /* Whether O is set to zero before products add to it. Otherwise the first product overwrites O, which is 2 % slower
+     * for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
-     * tile a single chain takes too long. */
+     * tile one chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the sums to which O is added from time to time are floats; otherwise they are bfloat16, because shared
-     * memory has no room for floats. A thread has D / 2 sums. */
+    /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
+     * room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums take */
 };
@@ -107,7 +107,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* negative: the scores must change their sign, because the scale is negative */
+    int last, index, negative; /* negative: 1 if scores must change their sign, because the scale is negative */
     /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
@@ -119,7 +119,7 @@ enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work 
  * warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: l of both rows, then the two maxima to which the sums are relative */
+    /* for each pair of rows: l of the two rows, then the two maxima to which their sums are relative */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -139,28 +139,29 @@ template <class X> struct shared {
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* A warp's note on its 16 rows of a work tile, of which some must be computed again. repair_own_rows() reads the note
- * at the end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has huge
- * scores, for i = 0 .. 7. */
+/* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at the end
+ * of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0 ..
+ * 7. */
 struct repair_note {
     uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
     int before;    /* the previous work tile for which the warp left a note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN in some keys, for which V^T has zeros; rows may or may not see them */
+/* bit of repair_note::rows: V had a NaN in some keys, in whose place V^T has zeros; the rows may not see these keys */
 enum { V_NAN = 8 };
 
 struct plan {
     ending_order order;
     int H, group, Sq;
     key_band band;
-    float c; /* log2(e) * scale, the factor of scores without the scales of q and k */
+    float c; /* c: log2(e) * scale, the factor of scores, without the scales of q and k */
     input_scales scales;
     results to;
     transpose_plan transpose;
     repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
-    /* number of work tiles that blocks have claimed; the first gridDim.x work tiles are not claimed */
+    /* number of work tiles that blocks have claimed from the counter; each block computes its first work tile without a
+     * claim */
     int *counter;
 };
 
@@ -233,7 +234,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. `ready`: the first block of keys from which on V^T is known to be ready. */
+    /* Loads tile j of V^T. `ready`: V^T is known to be ready from this block of keys on. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -252,8 +253,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* A work tile is released when only the loads of its last tiles of keys are left. The release lets the
-             * block claim its next work tile. */
+            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tiles
+             * of keys are left. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -293,12 +294,12 @@ DEVICE float2 counted(const float *sums)
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. At the beginning of a work tile the
- * sums of the previous work tile are not cleared but multiplied by 0. The sums must therefore always be finite. */
+/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. A new work tile does not clear them but
+ * multiplies them by 0, so they must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factor by which the sums in shared memory must be multiplied, because rows were rescaled since O was last added
-     * to them */
+    /* factor of the sums in shared memory that is still to be applied, because rows were rescaled after the last
+     * promotion */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -309,8 +310,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l and the maxima that belong to the sums in shared memory to their initial values. They exist only where
-     * products compute l. */
+    /* Sets l and the maxima of the sums in shared memory to their initial values. Only where products compute l are
+     * there such l and maxima. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -322,9 +323,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the sums in shared memory, and returns the part of l (the sum of P) that they hold.
-     * Must be called before the sums are used. Does nothing unless products compute l: registers are then so scarce
-     * that `left` is not kept but computed here, from maxima. */
+    /* Sets `left`, the factor of the sums in shared memory, and returns the part of l (the sum of P) that the sums
+     * hold. Call it before the sums are used. It does nothing unless products compute l. In that case registers are so
+     * scarce that `left` is not kept, but computed here from maxima. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -334,8 +335,9 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O is then multiplied by 0: O is finite, or its row's sums are NaN already. (To
-     * set O to the constant 0, ptxas would use more registers.) Without ZEROS, the next product starts from 0. */
+    /* Adds O to the sums. With ZEROS, O is then multiplied by 0, because ptxas would use more registers to set O to the
+     * constant 0. (If O is not finite, its row's sums are NaN already.) Without ZEROS, the next product starts from
+     * 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -368,7 +370,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds to O and to l what was moved from them to the sums in shared memory. */
+    /* Adds to O and to l their promoted sums from shared memory. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -390,12 +392,12 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute; m is the row's largest score, and c converts scores to base
- * 2. A larger m c is rounded so much that P may exceed 448, the largest e4m3 number. */
+/* The largest |m c| of a row that this kernel can compute, where m is the row's largest score, and c converts scores to
+ * base 2. A larger m c is rounded so coarsely that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
- * known so far, and whether the sums are finite. */
+ * found so far, and whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -423,8 +425,8 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, some row sees a
-     * key after the first 128, so all 64 rows see the first 64: the mask leaves these out. */
+     * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, all 64 rows see
+     * the first 64 keys of the tile, so no mask is applied to these. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -460,7 +462,7 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas does not move the wait for O up. The
+    /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas keeps the wait for O after it. The
      * condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
@@ -475,7 +477,7 @@ template <class X> struct attention {
     }
 
     /* Computes O = P V over the tiles of keys that this warpgroup's rows see, from the last to the first. With
-     * SHORT_ENDS it also computes what end_softmax() does, during the last product. */
+     * SHORT_ENDS it also does the work of end_softmax(), while the last product runs. */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -485,16 +487,17 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted (added to the sums in shared memory) after tile j's softmax. `many`:
-         * whether this work tile has a promotion; with ZEROS, which is for the widest tiles, it is assumed to have one.
-         * No promotion follows the softmax of the first computed tile, because O is still 0. */
+        /* promotes(j): whether O is promoted (added to the sums in shared memory) after the softmax of tile j. No
+         * promotion follows the softmax of the first computed tile, because O is still 0. `many`: whether this work
+         * tile has a promotion; with ZEROS, which is for the widest tiles, `many` is true. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys of the first tile to compute that some row of this warpgroup sees */
+        /* In the first tile that this warpgroup computes, some row of the warpgroup sees this many keys; later keys of
+         * the tile are hidden. */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -507,8 +510,8 @@ template <class X> struct attention {
             /* issues the product that gives the scores of tile j */
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1: tiles are visited from the last to the first, so its P was computed before that
-             * of tile j */
+            /* adds P V of tile j + 1, whose P was computed before that of tile j, because tiles are visited from the
+             * last to the first */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -518,8 +521,8 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                /* rows whose factor is 1 are multiplied too: a vote on whether any factor differs from 1 would have to
-                 * wait for the last exponentials */
+                /* rows whose factor is 1 are multiplied too, because a vote on the factors would have to wait for the
+                 * last exponentials */
                 multiply_rows(O, rescale);
                 promoted.rescale(rescale);
             } else {
@@ -530,8 +533,7 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* If scores change their sign, or if a window hides early keys, no tile takes the fast path, which skips
-         * masks. */
+        /* Tiles are computed without masks only if scores keep their sign and no window hides early keys. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -578,7 +580,8 @@ template <class X> struct attention {
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* O without the 8 columns that compute l */
+        /* the columns of O that belong to out, without the 8 columns that compute l */
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O;
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);
@@ -626,9 +629,9 @@ template <class X> struct attention {
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Computes, row by row, what forward_tiles could not compute in the work tiles for which this warp left a note: rows
- * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work tiles ends by a vote
- * (__any_sync). Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
+/* Computes, row by row, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
+ * If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would keep
+ * descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -650,8 +653,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 }
 
 /* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
- * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V may be too slow
- * alone. The unit's V is staged in the memory of the warp's sums. */
+ * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V are too slow
+ * alone. The unit is staged in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -721,7 +724,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    /* tile: the word to which plan::counter points; unit: the one to which transpose_plan::next_unit points */
+    /* tile: the word of plan::counter; unit: the word of transpose_plan::next_unit */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
@@ -753,8 +756,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. In the order of the units of V^T, the units of as many heads are mixed as the blocks'
- * first work tiles belong to. */
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, and the order mixes the units of V^T of
+ * these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -796,7 +799,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, q and k. If the shape needs it, q and k are first converted to bfloat16. */
+/* Makes the tensor maps of V^T, q and k. Where q and k are multiplied as bfloat16, they are converted first. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;
@@ -832,15 +835,15 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* There may be more blocks than work tiles: a block without a work tile transposes V for the others. */
+    /* There may be more blocks than work tiles; a block without a work tile only transposes V. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape whose head size suffices and whose least number of keys the problem has:
- * least_masked_Sk under a mask, otherwise least_Sk. Where lse is wanted, only shapes that convert q and k to bfloat16
- * are used. */
+/* The shapes. A problem takes the first shape with a sufficient head size whose least number of keys (least_masked_Sk
+ * under a mask, otherwise least_Sk) it reaches. If lse is wanted, only shapes that convert q and k to bfloat16 are
+ * used. */
 struct shape_row {
     int D;
     bool wide;

@@ -1,5 +1,5 @@
-/* forward.cu: tile shapes of the Hopper forward for problems without options, and for those with softcap, ALiBi,
- * FlashMask or float8's scales, which have no value per pair of a query and a key. The kernel is in
+/* forward.cu: tile shapes of the Hopper forward. It computes problems without options, and problems with softcap,
+ * ALiBi, FlashMask or float8's scales, but none with a bias, a mask or dropout per pair. The kernel is in
  * forward_tiles.cuh. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
@@ -23,9 +23,9 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The shape depends on head sizes, masks and a sequence's own length, never on the number of other sequences. A problem
- * takes the first row whose head sizes are sufficient and which is meant for its kind of mask and number of keys.
- * Shapes for short sequences have more warpgroups and narrower tiles. */
+/* The table of shapes. A problem takes the first row whose head sizes are sufficient and which is meant for its kind of
+ * mask and number of keys. A sequence's shape never depends on other sequences. Shapes for short sequences have more
+ * warpgroups and narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
     /*        D    C  BN stages Dv, form            masks             least number of keys */
@@ -44,13 +44,13 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* BN is 64, because with 80 ptxas spills registers */
+    /* BN is 64, because a BN of 80 makes ptxas spill registers */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */
 
 /* Launches all rows of the table that the problem needs. If sequences have different lengths, several rows may be
- * needed; each launch then computes only the sequences whose lengths belong to its row. */
+ * needed. Each launch then computes only the sequences for whose lengths its row is meant. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;

@@ -14,9 +14,9 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Bytes of K and V of the heads whose work tiles are ordered together (a section, see ending_order), if work tiles
- * differ in length. With fewer than MANY_KEYS keys it is FEW_KEYS_SECTION, less than fits into the L2: all blocks begin
- * with different heads at the same time, and small sections spread these reads from memory. Longer sequences read less
+/* Work tiles of different lengths are ordered in sections of several heads, see ending_order. A section is as many
+ * heads as have this many bytes of K and V. Below MANY_KEYS keys it is FEW_KEYS_SECTION: all blocks begin with
+ * different heads at the same time, and small sections spread their reads from memory. Longer sequences read less
  * memory in a given time, and use SECTION. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
@@ -28,7 +28,7 @@ struct plan {
     int B, H, group, Sq, Sk;
     int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
-    lazy_reference reference; /* reference.c is log2(e) times the factor of scores (scale or softcap), > 0 */
+    lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
@@ -37,16 +37,16 @@ struct plan {
     results to;
     uint8_t *nonfinite; /* [work tile][warp]: nonzero if the warp's result was not finite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
-    /* packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
+    /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
     int least_Sk, most_Sk;
-    /* packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
+    /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
     int *counter; /* see cuda_chip */
 };
 
-/* The plan of shapes with bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the
- * bias; reference.c and largest_unit are factors of such scores. */
+/* The plan of shapes with bias, keep_mask or dropout (pairs.cuh). If there is a bias, a score is q.k times `unit`, plus
+ * the bias, and reference.c and largest_unit refer to that score. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -67,8 +67,8 @@ struct __align__(16) work_tile
     int list, unused[3];
 };
 
-/* Values of work_tile::i0 that are commands to the consumers and not rows. REPORT: the consumers must report when they
- * have written all results so far. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are not rows but commands to the consumers. REPORT: report when all results so far are
+ * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -116,8 +116,8 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 
 /* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
 
-/* Returns the distance from row to row, in elements, of a tensor in scratch memory that the copy engine reads: D
- * elements of 16 bits, rounded up to a multiple of 16 bytes. */
+/* Returns the distance between the rows of a tensor in scratch memory, in elements: D elements of 16 bits, rounded up
+ * to a multiple of 16 bytes, which the copy engine needs. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
@@ -132,9 +132,8 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. With
- * FlashMask, the smallest and largest bounds of the mask for each tile of keys follow; with float8, q, k and v as
- * bfloat16 follow. */
+/* Offsets in scratch memory, in this order: plan::before of all work tiles, and the flags of their warps; with
+ * FlashMask, the smallest and largest bounds of the mask for each tile of keys; with float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* in bytes */
 };
@@ -181,8 +180,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
 
-/* All that one run of the forward needs. `given` has the problem's tensors; in `read`, q, k and v are those that
- * forward_tiles reads: with float8 the converted ones. */
+/* All that one run of the forward needs. `given` has the problem's tensors. `read` has the tensors that forward_tiles
+ * reads; with float8 its q, k and v are the converted ones. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -205,7 +204,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;
-    /* factor from the scores that softmax_step() sees to true scores */
+    /* a score in softmax_step() times this factor is the true score */
     const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale);
     p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
     p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_q = g.seqlens_q, p.seqlens_k = g.seqlens_k;
@@ -222,8 +221,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Offsets in scratch memory, behind the parts of struct layout: a keep_mask as bits, and the smallest and largest
- * bounds of a FlashMask for each tile of BN keys. */
+/* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
+ * largest bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes; /* in bytes */
 };
@@ -239,7 +238,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets the members that a pair_plan has in addition to a plan. */
+/* Sets the members of a pair_plan that a plan does not have. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

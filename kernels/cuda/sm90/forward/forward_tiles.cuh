@@ -67,7 +67,7 @@ namespace {
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
- * score_mods.cuh. WITH_PAIRS: for the options of score_mods.cuh and of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
+ * score_mods.cuh. WITH_PAIRS: for those options and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
  * without a bias, which takes registers. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
@@ -78,8 +78,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    /* Whether consumers skip tiles of keys at the beginning. With a window, one consumer may see the first tiles of
-     * keys while another does not. */
+    /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
+     * tiles that another sees. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
     /* number of chunks of 64 columns that a row takes in shared memory */
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
@@ -88,39 +88,39 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are kept as the low words of descriptors, which makes the kernel 1 to 4 % slower at other
-         * head sizes */
+        /* whether operands are kept as the low words of descriptors; at other head sizes that makes the kernel 1 to 4 %
+         * slower */
         D == 128 || D == 192;
     /* whether the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
-    /* If a warpgroup's rows see at most FEW_KEYS keys of the last tile that they see, it computes only these keys. */
+    /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
+     * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys; with options no register
+    /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys. With options no register
      * is free for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
-    /* Whether the first product of the next work tile is issued behind the last product of the present one, so that it
-     * runs while the output is written. True for the shapes that are faster with it. */
+    /* Whether the first product of the next work tile is issued right after the last product of the present one, so
+     * that it runs while the output is written. True for the shapes that this makes faster. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
-    /* the largest number of tiles of keys, at either end of a work tile's keys, that one consumer sees and another does
-     * not */
+    /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
 /* The type of the plan of a kernel instance. */
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* Returns whether the visible tiles of keys come from a list, which FlashMask or keep_mask make necessary. */
+/* Returns whether a list says which tiles of keys are visible. FlashMask and keep_mask need a list. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
     if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles in shared memory: a consumer may fetch the next work tile while it still reads the present one,
- * and the scheduler may publish a third one meanwhile. The newest work tile is also stored at a fixed address,
- * shared::work. ptxas treats values read from a fixed address as warp-uniform, but not values read by an index. See
+/* Number of work tiles in shared memory. A consumer may fetch the next work tile while it still reads the present one,
+ * and meanwhile the scheduler may publish a third one. The newest work tile is also stored at a fixed address,
+ * shared::work, because ptxas treats only values read from a fixed address as warp-uniform. See
  * attention::warp_uniform(). */
 const int RECENT = 3;
 template <int C> struct recent_work {
@@ -144,14 +144,14 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* staging memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
-    work_tile work; /* `work`: the newest work tile; `parts`: which part of it each consumer computes */
+    work_tile work; /* work: the newest work tile; parts: the part of it that each consumer computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
-    int newest; /* the newest work tile of the block, see plan::before; -1: the block has none */
-    /* number of the stage of V in which zero_nonfinite_tiles() is to replace infinities and NaN next; negative: there
-     * is no more work */
+    int newest; /* the newest work tile of the block (plan::before has the others); -1: the block has none */
+    /* number of the stage of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is no
+     * more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
@@ -167,8 +167,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Returns which part of work tile x consumer w computes. With FlashMask or keep_mask a list says which tiles of keys
- * are visible, so this function takes all of them as visible. */
+/* Returns the tiles of keys of work tile x that consumer w computes. With FlashMask or keep_mask, a list says which of
+ * them are visible; this function ignores the list. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
@@ -191,8 +191,8 @@ DEVICE int tile_before(const plan &p, int t)
     return *(volatile int *)(p.before + t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. After the last work tile, the warp hands out again
- * those work tiles of this block whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end the warp hands out those work tiles of
+ * this block again whose result was not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -297,8 +297,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* A work tile is released when only the loads of its last tile of keys are left. The release lets the block
-             * claim its next work tile. */
+            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tile
+             * of keys are left. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -396,7 +396,7 @@ template <class X> struct pair_values<X, true> {
     uint2 kept[2];
     uint32_t drawn[2];
     int next = -1; /* number of the tile of keys to compute after the present one; -1: there is none */
-    bool partly;   /* FlashMask or keep_mask hides some pairs of the present tile */
+    bool partly;   /* true: FlashMask or keep_mask hides some pairs of the present tile of keys */
 };
 
 template <typename T, class X> struct attention {
@@ -422,9 +422,8 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
-    /* Returns x, which has the same value in all lanes, by a vote. The vote tells ptxas that x is warp-uniform.
-     * Otherwise ptxas would keep descriptors in registers of each thread, because code follows the loop over work
-     * tiles. */
+    /* Returns x, which must have the same value in all lanes, by a vote. The vote tells ptxas that x is the same in all
+     * lanes. Otherwise ptxas would keep descriptors in registers of each thread. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
@@ -434,8 +433,8 @@ template <typename T, class X> struct attention {
         /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
         int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
-        bool loads; /* whether any keys are loaded for the work tile */
-        bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
+        bool loads; /* true: some keys are loaded for the work tile */
+        bool sees;  /* true: this warpgroup's rows see some of the keys that are loaded */
     };
     DEVICE next_work take()
     {
@@ -457,7 +456,8 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the work tile of `t`. Where registers are short, its members are read from shared memory at each use. */
+    /* Returns the work tile of `t`. With options, its members are read from shared memory at each use, to save
+     * registers. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
     /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
@@ -499,8 +499,8 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Determines the next tile of keys, whether some pairs of tile j are hidden, and which pairs dropout keeps. Called
-     * while the scores of tile j are computed. */
+    /* Determines the tile of keys after tile j, whether some pairs of tile j are hidden, and which pairs dropout keeps.
+     * It is called while the scores of tile j are computed. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -514,7 +514,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Turns raw scores of the first N keys of tile j into P. MASKED: some of these keys may be hidden. BY_BITS and
-     * midway are those of softmax_step(). */
+     * midway: see softmax_step(). */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], pair_values<X> &values, F midway)
@@ -546,10 +546,10 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* Where LATE_WAIT is set, releases the stage of K in the middle of the softmax. The reason is that ptxas moves the
-     * wait for O up to the arrival at a barrier that precedes it. With an arrival before the softmax, no product of
-     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move it up. Its
-     * condition always holds, because a sum is never below -slack, but ptxas cannot know that. */
+    /* With LATE_WAIT, releases the stage of K in the middle of the softmax. ptxas moves the wait for O up to the
+     * release that precedes it; after a release before the softmax, no product of this warpgroup would run during the
+     * softmax. The release depends on the sum, so that ptxas cannot move it. Its condition always holds (a sum is never
+     * below -slack), but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -566,7 +566,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Issues the product that gives the scores of the first N keys of the first tile to compute. The caller must call
-     * retire() before it reads S. */
+     * retire() before it reads the scores S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -575,10 +575,10 @@ template <typename T, class X> struct attention {
     }
 
     /* Issues the product that gives the scores of the first tile of `work`, the next work tile. It is called only where
-     * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas lets no product
-     * that is issued in a branch run on behind the branch. The result is then not used, but the operands in shared
-     * memory must not change while the product runs. If keys are loaded for `work`, the function waits for Q and K. If
-     * no keys are loaded, nothing overwrites the operands until this warpgroup releases `work`. */
+     * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas would wait for a
+     * product within the branch that issues it. Its result is then not used. The operands in shared memory must not
+     * change while the product runs: the function waits for Q and K if keys are loaded for `work`; otherwise nothing
+     * overwrites them until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -593,8 +593,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first tile to compute (the last one that this warpgroup's rows see), or of that tile's first N
-     * keys. `all`: the tile's scores, if begin() has computed them. */
+    /* Computes P of the first tile to compute (the last tile that this warpgroup's rows see), or only of that tile's
+     * first N keys. `all`: the tile's scores, if begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -632,15 +632,16 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns the number of tiles of keys at the beginning that the block loads and this warpgroup skips. */
+    /* Returns the number of tiles at the beginning of the work tile's keys that the block loads and this warpgroup
+     * skips. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last tile to the second. The caller
-     * must add P V of the first tile; on return V of that tile has arrived. With BEGINS_EARLY, `begun` has the scores
-     * of the last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last tile to the second. On return V
+     * of the first tile has arrived, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the
+     * last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -671,7 +672,7 @@ template <typename T, class X> struct attention {
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the product that gives the scores of tile j */
             me.await_V();
-            /* adds P V of the tile that was computed before tile j; that tile has a higher number than j */
+            /* adds P V of the tile computed before tile j, a tile with a higher number */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
@@ -710,8 +711,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i, whose largest score is -inf, sees keys all the same. If it does, its products q.k are
-     * beyond the range of float32. */
+    /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
+     * of float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -721,8 +722,7 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Stores lse and returns the tile_end, as end_softmax() does, for shapes in which a bias may make scores huge (see
-     * exact_reference). */
+    /* Does what end_softmax() does, for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -737,8 +737,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l, and returns the tile_end (among others the factors of O). This function does not
-     * need O, so it can run during the last product. */
+    /* Stores lse = m scale + ln l. Returns the tile_end, which has the factors of O. The function does not need O, so
+     * it can run during the last product. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -776,9 +776,9 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores the 16 rows of a warp. The copy engine writes them and drops rows past the end of the tensor. Where rows
-     * past the end of the sequence belong to another sequence or to padding, the warp does not use the copy engine:
-     * ordinary instructions store only the rows that exist. */
+    /* Stores the 16 rows of a warp. The copy engine writes them, and drops rows past the end of the tensor. If rows
+     * past the end of the sequence belong to another sequence or to padding, ordinary instructions store only the rows
+     * that exist. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -804,7 +804,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the work
-     * tiles before it. Returns false if no such work tile is left. */
+     * tiles that it passes. Returns false if no such work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -874,14 +874,14 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Computes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set its
- * flag. The function is not inlined, because inlined it would cost the loop over keys its uniform registers (see
- * attention::warp_uniform()). It may read the flags and the list of work tiles, because they were written before the
- * scheduler published STOP, for which every lane has waited. */
+/* Computes the rows that see a value that is not finite one by one, in the work tiles for which this warp has set its
+ * flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
+ * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
+ * scheduler published STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* The number of channels depends on the shape. With the same number for all shapes, ptxas would spill registers in
-     * the loop over keys of shapes with small heads. */
+    /* The number of channels depends on the shape. One number for all shapes would make ptxas spill registers in shapes
+     * with small heads. */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();

@@ -45,9 +45,9 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Starts a block's work: lets the GPU prepare the stream's next kernel, which waits for the end of this kernel, and
- * waits for the end of the previous kernel, which may have written this kernel's inputs. All threads must call this
- * after one of them has initialised the barriers. */
+/* Starts a block's work: lets the GPU prepare the stream's next kernel, and waits for the end of the previous kernel,
+ * which may have written this kernel's inputs. All threads must call this after one of them has initialised the
+ * barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -64,18 +64,18 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile in sm.work and the loader needs the next one. All lanes of the warp
- * must call this. */
+/* Waits until all readers have read the work tile in sm.work and the loader needs the next work tile. All lanes of the
+ * warp must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* a lane that came to the next wait much later than the others could miss a phase of the barrier */
+    __syncwarp(); /* otherwise a lane far behind the others could miss a phase of the barrier at the next wait */
     at.next();
 }
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
 
-/* Waits until the next work tile, or the end of the work, is published. Returns it. */
+/* Waits until a work tile, or the end of the work, is published, and returns it. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
@@ -110,8 +110,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile and calls read(x, y), which copies what is needed from work tile x and from this
-     * consumer's part y. If read() returns true, the work tile is released; otherwise release_work() must be called
+    /* Waits for the next work tile and calls read(x, y), which copies what it needs from work tile x and from this
+     * consumer's part y. If read() returns true, the work tile is released. Otherwise release_work() must be called
      * later. */
     template <class F> DEVICE void take(F read)
     {
@@ -136,15 +136,15 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases K. `last`: the work tile's last product with Q has ended, so Q is released too. */
+    /* Releases K. `last`: this was the work tile's last product with Q, so Q is released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* Releases K, and Q if `last`. With LATE it leaves K alone: the caller then releases K later and advances the ring
-     * of K. */
+    /* Releases K, and also Q if `last`. With LATE it does not release K: the caller does so later, and also advances
+     * the ring of K. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -165,9 +165,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. There is no loop with
-     * `count` as its end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would
-     * keep stages and descriptors in registers of each thread, which costs 2 to 4 % of the time. */
+    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. The loop does not end at
+     * `count`, because after a loop whose end comes from memory ptxas would keep stages and descriptors in registers of
+     * each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -197,10 +197,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS,
- * which is true only with HIGH_LOOP: all rows of the warpgroup have seen such a high score that largest_by_bits() may
- * find maxima. high() tells whether this is so, and is not called again once it has returned true. Each combination of
- * MASKED and BY_BITS has its own loop. */
+ * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS:
+ * all rows of the warpgroup have seen scores so high that largest_by_bits() may find maxima; it is true only with
+ * HIGH_LOOP, from the step on before which high() returns true. Each combination of MASKED and BY_BITS has its own
+ * loop. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

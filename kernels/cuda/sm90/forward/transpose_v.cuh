@@ -29,8 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes; sweep: distance in bytes from the rows of V that a warp requests
-     * together to the rows that it requests next */
+    /* batch, head, row: strides of V in bytes. sweep: a warp requests several rows of V at a time; the next such rows
+     * lie this many bytes behind them */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -40,8 +40,8 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
-     * warps that transpose */
+    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than there are warps
+     * in the grid that transpose */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -54,17 +54,17 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units ------------------------------------------------------------------------------------------------------- */
 
-/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels there are from
- * its beginning on. keys == 0: no unit is left. */
+/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys ==
+ * 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark will get: ready, with or without a NaN in V */
+    uint32_t found; /* value that the unit's mark will get (THERE or THERE_NONFINITE) */
     int keys, channels;
 };
 
 /* Shared memory of the warps that transpose. Each warp has room for V of one step, and for the descriptions of its
- * present unit and the next, for which it has too few registers. STEPS: number of steps in which a unit is
+ * present unit and of the next, for which it has too few registers. STEPS: number of steps in which a unit is
  * transposed. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
@@ -76,8 +76,8 @@ template <int STEPS> struct transpose_memory {
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n. Units are in the order of the work tiles: the last block of keys of a head comes first, with all its
- * channels. */
+/* Returns unit n of V^T. Units are in the order in which work tiles need them: a head's last block of keys comes first,
+ * with all its channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -102,9 +102,9 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell (16
- * channels of one key) is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in
- * different banks. */
+/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell is 16
+ * channels of one key. The 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different
+ * banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -132,7 +132,7 @@ template <int STEPS, class MEMORY> struct transposer {
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        /* number of keys that exist in the step */
+        /* number of keys of the step that are not past the end of the sequence */
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
@@ -143,9 +143,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step, one of the STEPS parts of a unit. The rows of the matrices that ldmatrix loads are chosen so
-     * that, for 16 channels of 64 keys, a lane gets channels 2 g and 2 g + 1 of keys 16 q to 16 q + 15 (g: lane / 4, q:
-     * lane % 4), two keys per register. From these the lane makes 16 neighbouring bytes of each channel. */
+    /* Transposes a step, one of the STEPS parts of a unit. With g = lane / 4 and q = lane % 4, ldmatrix gives a lane
+     * channels 2 g and 2 g + 1 (of 16) of keys 16 q to 16 q + 15 (of 64), two keys per register. The lane makes 16
+     * neighbouring bytes of V^T from each of the two channels. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -164,8 +164,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                /* To find NaN, 1 is added to each byte without its sign: only for a NaN, whose bits are all 1, the sign
-                 * bit becomes 1. */
+                /* A NaN has all bits below the sign set. Adding 1 to these bits therefore sets the sign bit for a NaN,
+                 * and for no other byte. */
                 for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
@@ -223,7 +223,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim the next unit of V one unit ahead, because the atomic operation takes time */
+            /* claim the next unit before this one is transposed, because the atomic operation takes time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -235,7 +235,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* requests the next unit's V, which arrives while the stores of the present unit proceed */
+            /* the next unit's V arrives while the present unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -244,9 +244,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
-/* Waits until V^T of a key/value head is ready from block of keys `wanted` on. `ready`: V^T is known to be ready from
- * this block on. Returns the first block from which on V^T is known to be ready afterwards. All lanes of the warp must
- * call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. `ready` is the
+ * result of the previous call: V^T was ready from that block on. Returns the block from which V^T is ready now, which
+ * may be lower than `wanted`. All lanes of the warp must call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
@@ -257,8 +257,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* makes visible to all lanes the V^T for which one lane has read the mark (acquire) */
-    fence_proxy_async_global(); /* makes the V^T that is ready visible to the copy engine too */
+    __syncwarp();               /* all lanes now see V^T whose mark one lane has read (acquire) */
+    fence_proxy_async_global(); /* the copy engine now sees V^T that is ready */
     return ready;
 }
 
@@ -268,8 +268,8 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer surely
- * counts the units that the caller has waited for, and those whose loaded V^T it has received. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. A unit is
+ * ready for certain if the caller has waited for it, or has received V^T loaded from it. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

@@ -66,22 +66,23 @@ enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 enum { PIECES = 5 };
 enum { KEPT = 3 }; /* consumers keep the last KEPT boxes (64 columns each) of Q in registers */
 
-/* The two halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
+/* The two halves of a stage. LEFT: the columns of V that the left warpgroup multiplies; RIGHT: those of the right
+ * warpgroup. */
 enum { LEFT, RIGHT };
 
-/* Numbers of the named barriers. 256 threads meet at each barrier before MEET. 128 threads, one warpgroup, meet at MEET
- * + LEFT or MEET + RIGHT. */
+/* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier before MEET. The 128 threads of
+ * a warpgroup meet at MEET + LEFT or MEET + RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
     /* [stage][box of 64 columns]; the last box of a tile holds P after its keys were used */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
-     * row */
+    /* for each row: the reference of its exponentials, and the factor of O; indices: the warpgroup that computed the
+     * row's scores, row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM]; /* sums of P; the first index is the split's number modulo 2, the second the warpgroup */
-    /* maximum m in base 2, and sum l, over the splits that were added up so far; indices: warpgroup, row */
+    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup */
+    /* maximum m in base 2, and sum l, over the splits added up so far; indices: warpgroup, row */
     float2 before[2][BM];
     int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
     block_place place;
@@ -105,7 +106,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    uint32_t phase[2] = { 1, 1 }; /* phase of the barriers `empty`; with phase 1 the first wait ends at once */
+    /* phase of the barriers `empty`; it starts at 1, so that the first wait ends at once */
+    uint32_t phase[2] = { 1, 1 };
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
 #pragma unroll 1
@@ -123,7 +125,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
             const int half = turn ^ s; /* stage 0 loads its left half first, stage 1 its right half */
-            /* Only lane 0 waits and loads. Another lane might come to the wait so late that it misses the phase. */
+            /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
@@ -143,7 +145,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, because there are no registers for the struct */
+    const block_place &place; /* a reference to shared memory, because the members would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */
@@ -218,11 +220,11 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Writes to shared memory what the other warpgroup needs: P, and the reference and rescale factor of each row. P
-     * replaces the last columns of the keys, which no warp reads once all four warps have their scores. */
+     * overwrites the last columns of the keys, which no warp reads once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* thread numbers are read again here, because otherwise addresses made from them would stay in registers all
-         * the time */
+        /* thread numbers are read again here; otherwise addresses made from them would stay in registers all the
+         * time */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -240,8 +242,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Reads the references and rescale factors that the other warpgroup has written. Thread n of either warpgroup has
-     * the same rows. */
+    /* Reads the references and rescale factors that the other warpgroup has written for the thread's rows. Threads of
+     * the same number have the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -285,9 +287,9 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued behind the
-     * previous product O += P V. While the scores are computed, O += P V completes, and its stage is released. ptxas
-     * makes good code only if each product O += P V is retired in the iteration that issues it, and if no other product
-     * is in flight while O is rescaled. */
+     * previous product O += P V, so that this one completes and its stage is released while the scores are computed.
+     * ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if no other
+     * product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -329,7 +331,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. The product that computes the tile's scores must have been issued. */
+    /* Processes the tile in stage 0. The product that computes its scores has been issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -390,8 +392,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds the split's result to the sum of the earlier splits of this block. Writes the sum to the
-     * workspace or, after the last split of a sequence that this block computes alone, to out. */
+    /* Ends a split: adds its result to the sum of the earlier splits of this block. The sum is written to the workspace
+     * or, if this block has computed all splits of the sequence, to out. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -420,8 +422,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* The thread's pieces (4 floats each) alternate between its two rows: piece n is of row n % 2. Neighbouring
-         * pieces of a row are 16 columns apart (see piece_of()). */
+        /* A thread has pieces of 4 floats of its two rows: piece n is of row n % 2. The thread's neighbouring pieces of
+         * a row are 16 columns apart (see piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -555,14 +557,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
-/* Number of parts in which a row's split groups are added up: part n adds up groups n, n + 4, n + 8 and so on, and then
- * the parts are added up. */
+/* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
+ * parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
- * split group); a thread has four columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the
- * same 128 threads add up all groups. If the row's result is not sound (see is_sound()), one warp computes the row
- * again. The bound on registers is chosen for rows that are only added up, of which there may be thousands. */
+ * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
+ * threads add up all groups. A row that is not sound (see is_sound()) is computed again by one warp; this is rare, and
+ * the bound on registers is not chosen for it. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -645,8 +647,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. The kernel runs in place of combine_latent()
- * where one block computes all splits of a sequence for its 64 rows. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. It runs in place of combine_latent() where
+ * no splits need to be combined. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -665,8 +667,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* The grid, and the offsets in the workspace. A block may compute a split group or a single split. Both ways give the
- * same bits; the plan takes the way that needs fewer waves of blocks. */
+/* The grid, and the offsets in the workspace. A block computes a split group or a single split, with the same bits; the
+ * plan takes the way that needs fewer waves of blocks. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
@@ -711,7 +713,7 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* limit of lengths, because keys and windows are counted in 32 bits */
+    const int64_t FAR = 1 << 29; /* the most keys of a sequence, because keys and windows are counted in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;

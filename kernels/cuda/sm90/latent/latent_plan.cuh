@@ -20,7 +20,7 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* number of tiles of 64 rows; the largest number of units (splits or split groups) that a sequence may have */
+    /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
     int tiles, units;
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
@@ -29,14 +29,14 @@ struct plan {
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
-/* Returns the number of keys of the shortest split. Where there are few rows (not `wide`), splits are shorter:
- * otherwise there would be too few blocks, and the sums of a split take little time to write. */
+/* Returns the number of keys of the shortest split. It is smaller where there are few rows (not `wide`), because there
+ * would be too few blocks otherwise. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
 }
 
-/* Returns the number of keys per split. Long sequences have so many splits that they fill a GPU. */
+/* Returns the number of keys per split. Long sequences have enough splits to fill a GPU. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = least_split_keys(wide);
@@ -50,8 +50,8 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* Returns the largest number of splits that a sequence of at most `keys` keys has: the number for `keys` keys or, if it
- * is larger, for the longest sequence whose splits are the shortest. */
+/* Returns the largest number of splits that a sequence of at most `keys` keys can have. A shorter sequence may have
+ * more splits than one of `keys` keys. */
 inline int64_t most_splits_of(int64_t keys, bool wide)
 {
     const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
@@ -62,7 +62,7 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* [first, last): keys that any row sees; number of keys per split; number of splits */
+    /* some row sees keys [first, last); length: keys per split; splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
@@ -109,9 +109,9 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* The result of a unit (a split or a split group) has PIECES_OF_ROW pieces of four floats per row. Piece n has columns
- * c, c + 1, c + 8 and c + 9, where c = first_column(n): one thread has these four columns of a product. Pieces lie in
- * the order of the threads, so that a warp writes whole cache lines. */
+/* The layout of the result of a unit (a split or a split group). A row has PIECES_OF_ROW pieces of four floats. Piece n
+ * has columns c, c + 1, c + 8 and c + 9, where c = first_column(n): the columns of a product that one thread has.
+ * Pieces lie in the order of the threads, so that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {
@@ -131,7 +131,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -44,9 +44,9 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Does what mbarrier_wait() does, but suspends the thread until the phase is complete, for at most 10 ms at a time.
- * Without the time hint of 10 ms the wait polls shared memory, which wgmma reads too. Use this function in threads
- * without other work. In the consumers' loops it gained nothing. */
+/* Like mbarrier_wait(), but suspends the thread until the phase is complete, for at most 10 ms at a time. It does not
+ * poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work; in the consumers' loops it
+ * gained nothing. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -62,8 +62,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads a box (a block of elements, whose size the tensor map has) from coordinates (c0..c3) to shared memory. All
- * bytes of the box count towards the barrier `bar`, also those of elements out of bounds, which arrive as zeros. */
+/* Loads a box (a block of elements, whose size is in the tensor map) from coordinates (c0..c3) to shared memory.
+ * Elements out of bounds arrive as zeros. All bytes of the box count towards the barrier `bar`. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "

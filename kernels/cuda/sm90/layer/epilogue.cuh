@@ -9,10 +9,10 @@
 
 /* Where out and lse are written, and the sinks, which are added to the sums of rows at the end. */
 struct results {
-    void *out;  /* NULL where out is not wanted */
-    float *lse; /* NULL where lse is not wanted */
+    void *out;  /* NULL: out is not wanted */
+    float *lse; /* NULL: lse is not wanted */
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
-    const float *sinks; /* NULL where there are no sinks */
+    const float *sinks; /* NULL: there are no sinks */
     int64_t sink_stride;
     int Dv;
 };
@@ -37,14 +37,14 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* What end_rows() computes for the thread's two rows: the factor of O, and `top`, log2 of the number by which the
- * exponentials in l were divided. */
+/* What end_rows() computes for the thread's two rows: the factor of O; and `top`, where 2^top is the divisor of the
+ * exponentials in l. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* Computes the factors for out = O / l, times v_scale. The sink is added to l here. x.l, the sum of this lane's part of
- * the row, becomes the sum of the whole row; with WHOLE, x.l is the whole sum already. */
+/* Computes the factors that make out from O: v_scale / l. The sink is added to l here. x.l is this lane's part of the
+ * row's sum, and becomes the whole sum; with WHOLE, it is the whole sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -68,9 +68,9 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. The exponentials in l are
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. The exponentials in l are
  * relative to 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
- * which leaves huge scores unchanged. */
+ * which returns huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -106,8 +106,8 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
 
 /* ---- O to memory ------------------------------------------------------------------------------------------------- */
 
-/* Writes a warp's 16 rows of O to the warp's shared memory. Piece c (16 bytes) of row r becomes piece number place(r,
- * c) of that memory. */
+/* Writes a warp's 16 rows of O to the warp's shared memory. Piece c (16 bytes) of row r is stored as piece number
+ * place(r, c). */
 template <typename T, int D, class PLACE>
 DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLACE place)
 {
@@ -125,14 +125,14 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. Each piece stays
-     * among the 8 pieces of its chunk. */
+    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. A row's piece stays
+     * in its chunk of 8 pieces. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the 32 lanes store at a time, one piece of 16 bytes per lane; 0 if 32 pieces are not whole
-     * rows */
+    /* number of rows that the 32 lanes store at a time, with one 16-byte piece per lane; 0 if 32 pieces are not a
+     * number of whole rows */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
@@ -158,8 +158,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns the number of a piece's place in the layout that the copy engine expects (store_tile()): chunks of 64 columns
- * one after the other, whose rows have 8 pieces. */
+/* Returns where the copy engine (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is
+ * chunks of 64 columns one after the other, with 8 pieces per row of a chunk. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
@@ -179,7 +179,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
     }
 }
 
-/* Transposes 4x4 words of four neighbouring lanes: lane q of the four gets word q of lanes 0 .. 3. */
+/* Transposes 4x4 words of four neighbouring lanes. Lane q of the four gets word q of each of the four lanes. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {
 #pragma unroll
@@ -216,8 +216,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 
 /* ---- Gradients in float32 ---------------------------------------------------------------------------------------- */
 
-/* Stores a warp's 16 float32 rows. They are staged in 2 KB of the warp's shared memory, 32 columns at a time; piece c
- * of row r (16 bytes) lies at place c ^ (r & 7) of its row. */
+/* Stores a warp's 16 float32 rows. They pass through 2 KB of the warp's shared memory, 32 columns at a time. Piece c
+ * (16 bytes) of row r lies there at place c ^ (r & 7) of its row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
                          uint16_t *staging, int lane)
@@ -262,8 +262,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores rows of a gradient from its element `place` on: as float32 if the tensor is float32, otherwise in type T. The
- * last arguments are passed on to store_rows(): shared memory, if any, and the lane. */
+/* Stores a row of a gradient, from the tensor's element `place` on: as float32 if the tensor is float32, otherwise in
+ * type T. The last arguments are those of store_rows(): shared memory, if any, and the lane. */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -275,9 +275,9 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Scans flags and repairs. There is one flag per work tile and warp, which stands for 16 rows. The warps of the grid
- * read 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the
- * warp call repair(n, flag). */
+/* Scans flags and repairs rows. There is one flag per work tile and warp, which stands for 16 rows. A warp reads 32
+ * flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the warp
+ * call repair(n, flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

@@ -10,9 +10,8 @@
 
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
-/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The keys begin
- * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: no key is hidden because it is too far to the
- * left. */
+/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
+ * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
@@ -54,15 +53,15 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: some pair of the tile is seen.
- * `part`: only a part of the pairs is seen. */
+/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: at least one pair of the tile is
+ * visible. `part`: some but not all pairs are visible. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden: fills `seen`, and narrows `tiles` to the first and last of them.
- * kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
+/* Lists the tiles of keys that are not hidden: fills `seen`, and narrows `tiles` to the range from the first to the
+ * last such tile. kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -95,7 +94,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next tile below j in the list. There must be such a tile. */
+/* Returns the tile below j that comes next in the list. The list must have such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;
@@ -104,15 +103,15 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
     return n * 32 + 31 - __clz(bits);
 }
 
-/* Sets scores to -inf where FlashMask hides keys from j0 on from the thread's rows i0 and i0 + 8. x is the work tile;
- * its members b, h, Sq and Sk are read. */
+/* Sets scores to -inf where FlashMask hides a key from one of the thread's rows, i0 and i0 + 8. The scores are those of
+ * keys from j0 on. x is the work tile; its members b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* [row]: one bit per score. The loop is not unrolled, because there are not enough registers for all bounds. */
+    /* [row]: one bit per score; the loop is not unrolled, because all bounds at once would take too many registers */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {

@@ -17,10 +17,10 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* A reference for the softmax (the score to which a row's exponentials are relative, see softmax.cuh) for problems
- * whose bias may make scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not
- * multiplied by c, the factor to base 2. Differences of huge scores are exact, and so large that P is 1 for the largest
- * score and 0 for all others, in any base. */
+/* The reference of the softmax (the score to which a row's exponentials are relative, see softmax.cuh) for problems
+ * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, the factor to base 2, unless
+ * the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and 0 for all
+ * others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -48,8 +48,7 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row, head or query to the next, counted in rows (all words of a row); 0: the axis is
-     * broadcast */
+    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -86,17 +85,17 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each 8
- * columns, from 8 n on, a lane has two neighbours. Their bits have the number 2 n + lane % 4 / 2: the left column's in
- * the first word, the right column's in the second. */
+/* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each
+ * 8 columns, from 8 n on, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of the first word is that of the left one,
+ * and the same bit of the second word that of the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
     return __ldg((const uint2 *)at + lane % 2);
 }
 
-/* Lists the tiles of keys that FlashMask and keep_mask, as far as the problem has them, let rows [begin, end) see.
- * `begin` must be a multiple of KIND_ROWS. All lanes of the warp must call this. */
+/* Lists the tiles of keys that FlashMask and keep_mask (if the problem has them) let rows [begin, end) see. `begin`
+ * must be a multiple of KIND_ROWS. All lanes of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, int b, int h, int H, int begin, int end,
                                key_tiles &tiles, tile_bits &seen)
 {
@@ -193,8 +192,7 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row or head to the next, counted in heads (all words of a head); 0: the axis is
-     * broadcast */
+    /* distance from one batch row or head to the next, in heads (all words of a head); 0: the axis is broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
@@ -246,8 +244,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 namespace {
 
 /* Converts a keep_mask to bits by key. A warp has KIND_KEYS keys and one tile of queries; each lane has four of the
- * keys. The mask's bytes are 0 or 1, so that eight rows of bytes, each shifted by one bit more, add up to one byte of
- * bits per key. */
+ * keys. The mask's bytes are 0 or 1. Therefore the sum of eight rows of bytes, row n shifted by n bits, has the eight
+ * bits of a key in one byte. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -316,7 +314,7 @@ struct pair_bias {
     int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* whether columns 2 n and 2 n + 1 can be loaded as one word */
+    bool in_pairs; /* true: columns 2 n and 2 n + 1 can be loaded as one word */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)
@@ -333,8 +331,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
 }
 
 /* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
- * number takes a register; two 16-bit numbers share a register. rows: for each of the two rows, the address of column
- * lane % 4 * 2. */
+ * number takes a register; two 16-bit numbers share one. rows[r]: address of column lane % 4 * 2 of the bias of the
+ * thread's row r. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {
@@ -439,8 +437,8 @@ template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, ui
     }
 }
 
-/* Sets P to 0 for each pair that the random bits drop. A lane needs the bits of other lanes too, so that all lanes of
- * the warp must call this. */
+/* Sets P to 0 for each pair that the random bits drop. All lanes of the warp must call this, because a lane needs other
+ * lanes' bits. */
 template <int N> DEVICE void drop(float (&P)[N / 2], const uint32_t (&mine)[2], int lane)
 {
 #pragma unroll

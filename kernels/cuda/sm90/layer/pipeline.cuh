@@ -95,8 +95,8 @@ template <int C> struct consumer {
         await_turn();
         next_turn();
     }
-    /* Call this before the first turn (the right to issue products), which is consumer 0's. Call end_turns() after the
-     * last turn, so that no arrival is left over. */
+    /* begin_turns() must be called before the first turn (the right to issue products), which is consumer 0's.
+     * end_turns() must be called after the last turn, so that no arrival is left over. */
     DEVICE void begin_turns() const
     {
         if (w == C - 1) next_turn();

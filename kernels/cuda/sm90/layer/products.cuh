@@ -11,14 +11,14 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, which takes fewer
- * registers than a stored descriptor. */
+/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, because a stored
+ * descriptor would take more registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores its first descriptor. Each further step takes one addition. */
+/* A K-major operand that stores the descriptor of its first step. That of a later step takes one addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
@@ -31,9 +31,9 @@ template <int ROWS> struct mn_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands, K-major and MN-major, that store only the low word of a descriptor; all descriptors have the same high
- * word. The next step, or another stage of a ring, takes one addition. Making each descriptor from an address would
- * take four operations between two products. */
+/* Operands, K-major and MN-major, that store only the low word of a descriptor; the high word is the same in all
+ * descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making it from an
+ * address would take four operations. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;

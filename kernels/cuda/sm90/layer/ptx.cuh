@@ -19,14 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Returns the warpgroup's index in the block. The shuffle tells ptxas that the index is warp-uniform. Therefore
- * descriptors stay in uniform registers. */
+/* Returns the warpgroup's index in the block. It comes from a shuffle, which tells ptxas that it is the same in all
+ * lanes, so that descriptors stay in uniform registers. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* Returns threadIdx.x, read at the call. Values computed from it therefore take no registers between two loops. */
+/* Returns threadIdx.x. It is read at each call, so that values computed from it take no registers between two loops. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -34,9 +34,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* Returns the address of block_memory(), read at the call. Descriptors made from it stay in uniform registers. If the
- * address were stored in a variable, ptxas would use an ordinary register and move each descriptor between two
- * products. */
+/* Returns the address of block_memory(). It is read at each call, so that descriptors made from it stay in uniform
+ * registers. From a variable ptxas would make them in ordinary registers, and move each one between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -47,8 +46,8 @@ DEVICE uint32_t memory_anew()
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
 /* store_release() and load_acquire() use a word by which one block signals others. A thread that acquires the stored
- * value sees all writes that were made before the release: by the storing thread, and by threads that it had met at a
- * barrier. PTX ISA 9.7.9.11, 9.7.9.8. */
+ * value sees all that the storing thread, and threads that it had met at a barrier, wrote before the release. PTX ISA
+ * 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -74,8 +73,8 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* Marks the beginning of a repair, in which a warp computes rows again, one by one. In tests whose results are all
- * finite the emulator can report a repair as an error, because it is wasted time. */
+/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report each repair
+ * as an error, for tests in which none is necessary. */
 DEVICE void repair_begins() {}
 /* Loads four floats, bypassing the L1. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -88,8 +87,9 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Returns the counter, which is below 2^31 - 1, and adds 1 to it, atomically. The instruction is atom.inc, which wraps
- * at that limit. With atom.add, ptxas would sum over the warp and wait for the result at once. PTX ISA 9.7.13.5. */
+/* Atomically adds 1 to the counter, and returns its old value, which is below 2^31 - 1. The instruction is atom.inc,
+ * which wraps at that limit, because ptxas would sum atom.add over the warp and wait for the result at once. PTX ISA
+ * 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -114,7 +114,7 @@ DEVICE void cp_async_wait_all()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Returns the L2 policy for data that is read only once: such data leaves the L2 before other data. PTX ISA
+/* Returns the L2 policy for data that is read only once: the L2 evicts such data before other data. PTX ISA
  * 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
@@ -196,15 +196,13 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Stores 16 bytes to global memory in one instruction. For four words in registers the compiler would make four
- * stores. */
+/* Stores 16 bytes to global memory in one instruction. The compiler would make four stores of an assignment. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* Copies words to new registers. It is needed because nothing else may use the registers that a running product
- * reads. */
+/* Copies words to new registers, because nothing else may use the registers that a running product reads. */
 template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
 {
 #pragma unroll
@@ -264,9 +262,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is the
- * maximum if at least one of them is >= 0. If all are negative, it may be any of them. A NaN with sign bit 0 counts as
- * larger than all numbers; a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is right
+ * if at least one of them is >= 0; otherwise it may be any of the three. A NaN with sign bit 0 counts as larger than
+ * all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -301,16 +299,15 @@ template <int N> DEVICE void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not depend on the wait,
- * because a wait takes long, but it does not move a wait above a branch. x must be >= 0 or NaN, so that the branch is
- * never taken. */
+/* Makes ptxas compute x before the next wait, by a branch that is never taken. ptxas moves a wait above arithmetic, but
+ * not above a branch. x must be >= 0 or NaN. */
 DEVICE void compute_before_wait(float x)
 {
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes the compiler treat d as changed by this call: it can neither move reads of d above the call, nor use how d was
- * computed. */
+/* Makes the compiler treat d as changed by this call. It can neither read d before the call, nor use what it knows of
+ * d. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {
 #pragma unroll
@@ -323,23 +320,22 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
 }
 
 /* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product
- * that starts from 0, because that product formally reads d (times 0). */
+ * that starts from 0, because the instruction reads d even then. */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x, and makes ptxas store it in a register. When registers are scarce, ptxas computes values derived from the
- * thread's number again, and reading that number waits for a product. A value that came from a shuffle, even from the
- * same lane, is stored. */
+/* Returns x, and makes ptxas keep it in a register. Otherwise ptxas may compute x again at each use, which takes time.
+ * The function is a shuffle in which each lane gets its own x. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x as a value of which the compiler knows nothing. The compiler therefore does not reuse earlier results
- * computed from x. It is the opposite of kept(). */
+/* Returns x so that the compiler knows nothing of the result, and does not use what it has computed from x before. It
+ * is the opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -368,8 +364,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls macro X with these arguments: N, the texts of the accumulators, their operands, the numbers of the operands
- * that follow the accumulators, and the arguments given after X. */
+/* Calls the macro X. Its arguments are N, the texts of the accumulators, their operands, the numbers of the operands
+ * that follow the accumulators, and the arguments of WGMMA_N after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \
@@ -423,8 +419,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* Products of 16-bit types in which A_MN and B_MN say which operand is MN-major. ss: both operands are in shared
- * memory. rs: A is in registers, and B is K-major (in rs of struct wgmma B is MN-major). */
+/* Products of 16-bit types; A_MN and B_MN say whether A and B are MN-major. ss: both operands are in shared memory. rs:
+ * A is in registers, and B is K-major. */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

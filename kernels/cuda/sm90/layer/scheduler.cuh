@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* lengths are below this limit, and larger windows are clamped to it */
+const int FAR = 1 << 29;           /* Lengths are below FAR, and larger windows are clamped to FAR. */
 const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries per work tile, over all shapes */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
@@ -24,8 +24,8 @@ struct tile_order {
     int first, end; /* this launch computes work tiles [first, end): all of them or, in a long problem, a share */
 };
 
-/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: the work tiles take different
- * times. share: limit on the bytes of K and V of a section. */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
+ * time. share: limit on the bytes of K and V of a section (heads ordered together). */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -50,9 +50,9 @@ struct head_tile {
     int head, tile; /* `tile` is counted from the head's last work tile */
 };
 
-/* Returns the head and the tile with number t in the order. Sections of heads come one after the other. A section
- * begins with the last rows of its heads, which see most keys under a causal mask. Neighbouring numbers are different
- * heads of the section. */
+/* Returns the head and the tile with number t in the order. Sections (heads ordered together) come one after the other.
+ * A section begins with the last rows of its heads, which see most keys under a causal mask. Neighbouring numbers
+ * belong to different heads of the section. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -60,17 +60,16 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles (few keys). The short work tiles come from the last heads, whose work
- * tiles are ordered together. */
+/* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
+ * together. */
 struct ending_order : tile_order {
-    int last_heads;  /* the short work tiles of the heads from this number on come at the end of the order */
-    int short_tiles; /* number of short work tiles per head that come at the end of the order */
+    int last_heads;  /* the heads from this number on are the last heads, whose short work tiles end the order */
+    int short_tiles; /* number of short work tiles of each of the last heads */
 };
 
-/* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
- * that are shorter than the others, or 0 if all work tiles take the same time. The order ends with at_end short work
- * tiles. They come from as many heads as necessary, but from no more than the L2 can hold, and from at least one
- * section of heads. */
+/* Plans an ending_order. head_bytes and share: see tile_order_of(). short_tiles: number of a head's work tiles that are
+ * shorter than its others, or 0 if all take the same time. The order ends with at_end short work tiles. The heads that
+ * they come from are at least one section, and no more than the L2 can hold. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -87,10 +86,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts: the heads before the last heads; the long work tiles of the last heads; their short
-     * work tiles. */
+    /* The order has three parts: the work tiles of all heads but the last heads; the long work tiles of the last heads;
+     * the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of the part of the order in which number t lies */
+    int head = 0, tile = 0; /* first head and first tile of the part that has number t of the order */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -105,8 +104,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 }
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. With a window, a work tile in the middle of a sequence sees as many
- * keys as the window has; at either end, about as many rows as the window has keys see fewer keys. */
+ * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see as many keys
+ * as the window has, and those at both ends see fewer. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -134,8 +133,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. `align` is added to a row's number before it
- * is compared with that of a key. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. Row i and key i + align are at the same
+ * position. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
@@ -153,10 +152,10 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* Which part of a work tile with key tiles [first, last) one consumer computes. All of its rows see all keys of tiles
- * [free_first, free_last). None of its rows sees a key of tile last_visible or of later ones. few_keys: its rows see
- * only the first FEW keys of tile last_visible - 1. If the consumer has no rows, or no tiles, last_visible equals
- * first. */
+/* The part of a work tile that one consumer computes. All rows of the consumer see all keys of tiles [free_first,
+ * free_last). None of its rows sees a key of tile last_visible or of later ones. few_keys: its rows see only the first
+ * FEW keys of tile last_visible - 1. If the consumer has no rows, or no tiles, last_visible equals `first`, the work
+ * tile's first tile of keys. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
@@ -180,9 +179,9 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of work tiles has two words: the number of work tiles that were claimed, and the number of blocks that have
- * ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has its own counter
- * (cuda_chip.counter), because kernels that run at the same time must not share one. */
+/* A counter of work tiles has two words: the number of work tiles that blocks have claimed, and the number of blocks
+ * that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has its own counter
+ * (cuda_chip.counter), because kernels of different streams run at the same time. */
 
 /* Must be called by every block at its end. The last block resets the counter for the stream's next kernel. */
 DEVICE void leave_counter(int *counter)

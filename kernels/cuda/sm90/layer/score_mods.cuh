@@ -36,18 +36,17 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap that the functions of this file take. They compute tanh(x) = 1 - 2 / (1 + e^2x), which gives a
- * score an error of 1.2e-7 times the softcap, and lse must be exact to 2e-5. */
+/* The largest softcap that the functions of this file take. Their tanh(x) = 1 - 2 / (1 + e^2x) gives a score an error
+ * of 1.2e-7 times the softcap, which reaches lse; lse must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
 struct score_mods {
-    /* factor inside softcap, or 0 if there is no softcap: a score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s
-     * cap)) */
+    /* factor inside softcap; 0: no softcap. A score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)) */
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* 1 / (the factor from raw scores to true scores) */
+    float per_slope; /* a raw score divided by this number is the true score */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */
@@ -58,7 +57,7 @@ static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
     return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
 }
 
-/* Makes the score_mods of a problem. `unit` is the factor from the scores that softmax_step() sees to true scores. */
+/* Makes the score_mods of a problem. A score in softmax_step() times `unit` is the true score. */
 static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 {
     const attn_view &slopes = g.view[ATTN_T_alibi_slopes];
@@ -75,10 +74,10 @@ struct head_mods {
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
-/* Makes the head_mods of a head. Where q and k have scales, the function also changes the reference of the softmax,
- * because `scale`, which includes these scales, may be 0, negative or tiny. Where possible the scale becomes a factor
- * of the reference's c. The scores themselves are multiplied by the scale if it is negative, or if there is a slope:
- * the slope divided by a tiny scale might be infinite. */
+/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. `scale`
+ * then becomes a factor of c, by which the softmax multiplies scores. If `scale` is negative, or the head has an ALiBi
+ * slope, the scores themselves are multiplied by `scale`, because the slope divided by a tiny scale might be
+ * infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
@@ -93,9 +92,9 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 }
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
- * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit. Therefore the product of four factors
- * stays finite. A NaN becomes 1 and does not change the other three results; P is NaN all the same, because the row's
- * lse is NaN. The error is below 3e-7. */
+ * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit, so that the product of four factors
+ * stays finite. A NaN becomes 1, and does not change the other three results; its P is NaN all the same, because the
+ * row's lse is NaN. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -112,7 +111,7 @@ DEVICE void tanh_of_four(float (&x)[4])
 /* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
  * relative error is below 5.5e-7. */
 struct near_tanh {
-    float most; /* the series of tanh is used for |s| up to this limit, at which tanh is 0.46 */
+    float most; /* the series is used for |s| up to this limit, where tanh is 0.46 */
     float a[4];
 };
 static inline near_tanh near_tanh_of(float cap)
@@ -133,7 +132,7 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
 }
 
 /* Applies softcap and ALiBi to the scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the work
- * tile; its members Sq and Sk are read. between() is called after the softcap and before ALiBi. */
+ * tile; its members Sq and Sk are read. between() is called between softcap and ALiBi. */
 template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane, F between)

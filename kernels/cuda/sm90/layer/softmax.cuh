@@ -17,8 +17,7 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
 /* A reference (the score to which a row's exponentials are relative) that moves only when the row's maximum exceeds it
- * by more than slack = 8 / c, which is rare. c converts scores to base 2: no score exceeds the reference by more than 8
- * in base 2, so P is at most 2^8. */
+ * by more than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -33,30 +32,29 @@ template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
     DEVICE float least(float m) const { return m; }
-    /* a fused multiply-add, so that the result is rounded in the same way everywhere */
+    /* an explicit fused multiply-add rounds in the same way wherever this function is compiled */
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); }
     DEVICE float factor(float) const { return c; }
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The state of the thread's two rows: the reference of the exponentials (a raw score), and this lane's part of the
- * sum. */
+/* The softmax of the thread's two rows: the score to which a row's exponentials are relative (a raw score), and this
+ * lane's part of the sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may find the next maxima of the thread's rows: whether the search in each row
- * begins with a number >= 0 (smaller scores do not matter). Once true, the result stays true, because a reference only
- * grows. */
+/* Returns whether largest_by_bits() may find the next maxima of the thread's two rows: in each row, only scores above
+ * some number >= 0 matter. Once true, the result stays true, because a reference only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
 /* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
- * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called with a sum, >= 0 or NaN,
- * that depends on a row's maximum and a quarter of its exponentials. ptxas cannot schedule code that uses the sum
- * earlier.
+ * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called when a row's maximum and a
+ * quarter of its exponentials are known. `sum` is >= 0 or NaN, and depends on them, so that ptxas cannot move code that
+ * uses `sum` up.
  *
  * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
  * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order
@@ -86,7 +84,8 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                least = fmaf(S[1], 0, least); /* becomes NaN if a score is NaN, which a maximum would ignore */
+                /* a NaN score makes this number NaN; the search for the maximum alone would ignore it */
+                least = fmaf(S[1], 0, least);
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
         }
@@ -95,7 +94,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* before the row's first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -121,11 +120,11 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 }
 
 /* Does what softmax_step() does, in an order that lets O be rescaled while exponentials are computed. midway(sum) is
- * called when both rows' maxima are known, before all exponentials but one; `sum` is >= 0 or NaN and depends on both
- * maxima. From then on O may be multiplied by rescale. The sums begin with their old values, so that only exponentials
- * remain after midway(). The first row's maximum is found in two chains of operations, because all later work waits for
- * it; the second row's is found in CHAINS (1 or 2) chains, beside the first row's exponentials. HIDDEN: a row may have
- * seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
+ * called when both rows' maxima are known and one exponential is computed; from then on O may be multiplied by
+ * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's maximum, so it
+ * is found in two chains of operations. The second row's is found in CHAINS (1 or 2) chains, beside the first row's
+ * exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are
+ * wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -140,13 +139,12 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row.
-         * The number does not change the result; it makes ptxas place the search beside the first row's
-         * exponentials. */
+        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row
+         * and changes no result. ptxas therefore places the search beside the first row's exponentials. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            /* becomes NaN if a score is NaN, which a maximum would ignore */
+            /* a NaN score makes this number NaN; the search for the maximum alone would ignore it */
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
@@ -161,7 +159,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* before the row's first key (HIDDEN) m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key (HIDDEN), and -inf - -inf would be NaN */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
@@ -189,7 +187,7 @@ template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale, unless no row of the warp has changed its reference. Returns whether it multiplied. */
+/* Multiplies O by rescale if a row of the warp has changed its reference. Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

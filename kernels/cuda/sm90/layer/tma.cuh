@@ -58,8 +58,8 @@ static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The function's address is
- * looked up at the first call; threads that make their first calls at the same time may each look it up. */
+/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The driver is asked at the
+ * first call; threads may make first calls at the same time. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -73,9 +73,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle). A
- * map must not have a stride of 0, so an axis of size 1 gets another stride, which is never used. `promotion`: number
- * of bytes that the L2 fetches from memory when some of them are wanted. */
+/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle). The
+ * map of an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the L2 fetches from memory when
+ * some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
 {
@@ -108,9 +108,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* Stores a tile to the tensor; rows and columns outside the tensor are dropped. The store joins the thread's bulk
- * group. If ordinary instructions wrote the tile to shared memory, call fence_proxy_async_shared() between these writes
- * and this function. */
+/* Stores a tile to the tensor, and drops rows and columns outside the tensor. The store joins the thread's bulk group.
+ * If ordinary instructions wrote the tile to shared memory, call fence_proxy_async_shared() before this function. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {

@@ -14,7 +14,7 @@
 namespace {
 
 const int BQ = 64; /* queries per tile */
-/* number of tiles of queries whose P a consumer adds up in float32 before these sums are added in double */
+/* A consumer adds up P of this many tiles of queries in float32, and then adds the sums in double. */
 const int FOLD = 8;
 const int SUMS_BARRIER = 10;
 
@@ -43,14 +43,15 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles [first, end) */
-    /* true: work tiles differ in length; the longest ones, those of the first keys, come first */
+    /* true: work tiles differ in length, and the longest (those of the first keys) come first */
     bool uneven;
 };
 
-/* A work tile: keys [j0, j1) of head x, and the queries [i0, i1) that see one of these keys and count in key_mass. */
+/* A work tile: keys [j0, j1) of head x, and queries [i0, i1): those that see one of these keys and are summed in
+ * key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* keys from `shown` on have no entry in key_mass */
+    int j0, j1, shown; /* shown: keys from this one on have no entry in key_mass */
     int i0, i1;
     int first, count; /* tiles of queries [first, first + count) */
 };
@@ -143,8 +144,8 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
     }
 }
 
-/* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT each keep one half of their first 2 COUNT
- * sums, and add to it the other lane's sums of this half. */
+/* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT have 2 COUNT sums each. Each lane keeps
+ * COUNT of them, and adds to them the other lane's sums of the same columns. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -155,8 +156,8 @@ template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
     }
 }
 
-/* Adds up the sums of the eight lanes that have the same columns, and adds the results to `total`: each of these lanes
- * gets four columns, see column_of_fold(). `sum` becomes 0. */
+/* Adds up the sums of the eight lanes that have the same columns, and adds the results to `total`. Each of the eight
+ * lanes gets four columns, see column_of_fold(). `sum` becomes 0. */
 DEVICE void fold(float (&sum)[BN / 4], double (&total)[4], int lane)
 {
     halve<16>(sum, lane);
@@ -168,14 +169,14 @@ DEVICE void fold(float (&sum)[BN / 4], double (&total)[4], int lane)
     for (int n = 0; n < BN / 4; n++) sum[n] = 0;
 }
 
-/* Returns the column of number n of a lane's sums after fold(). */
+/* Returns the column of a lane's n-th sum after fold(). */
 DEVICE int column_of_fold(int lane, int n)
 {
     const int at = lane / 4 * 4 + n;
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys. `sums` has the sums of each warp; it is NULL if no query sees a key. The first
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp; NULL: no query sees a key. The first
  * consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
@@ -238,8 +239,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The consumers write the sums of the next work tile to the other buffer. They write to this buffer again only
-         * after the next barrier, at which the first consumer arrives when it has read this buffer. */
+        /* The consumers write the sums of the next work tile to the other buffer. They write to this one again only
+         * after the next barrier, when the first consumer has read it. */
         buffer ^= 1;
     }
     me.end_turns();

@@ -21,8 +21,8 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* The tiles of keys that a consumer's 64 rows see: tiles [seen.first, seen.last) of all. All rows see all keys of tiles
- * [free.first, free.last). The struct lies in shared memory, because registers are scarce. */
+/* The tiles of keys that a consumer's 64 rows see: [seen.first, seen.last). All rows see all keys of tiles [free.first,
+ * free.last). The struct lies in shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -54,12 +54,12 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes: those of tiles [first, last) that lie in every `blocks`-th chunk of keys
- * (OBSERVE_CHUNK keys), beginning with chunk `number`. */
+/* The tiles of keys that a block computes. Of tiles [first, last) it computes those that lie in chunks number, number +
+ * blocks, number + 2 blocks, ... of OBSERVE_CHUNK keys. */
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the first tile of keys from tile n on that this block computes, or a number that is not below `last`. */
+    /* Returns the block's first tile of keys from number n on; a number that is not below `last`: there is none. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;
@@ -69,8 +69,8 @@ struct own_tiles {
     }
 };
 
-/* Adds the scores of a tile to the thread's maxima and sums of its two rows. Where scores may be hidden, their
- * exponents are made finite, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the maxima and sums of the thread's two rows. Hidden pairs get a finite exponent,
+ * because 0 times -inf is NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -91,7 +91,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
             row.l *= scale;
             row.m = y;
         }
-        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         float l[2] = { 0, 0 }, sum[2] = { 0, 0 };
         const auto add = [&](auto may_be_hidden) {
@@ -191,8 +191,8 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
         if (i0 + half * 8 < Sq) parts.part[at + half * 8] = sums[half * 8];
 }
 
-/* Computes of each row the largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m). SUMS: 0: only m; 1: m
- * and l; 2: m, l and e. */
+/* Computes three numbers of each row: the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m). SUMS:
+ * 0: only m; 1: m and l; 2: m, l and e. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,

@@ -6,7 +6,7 @@ namespace {
 
 struct shape_row {
     int D, Dv; /* the largest head sizes that the shape can compute */
-    /* the launch functions; indices: options (see launch_wide()), float16 */
+    /* the launch functions; indices: with options (see launch_wide()), float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
@@ -19,10 +19,10 @@ template <int DC, int DVC> constexpr shape_row row(int column_blocks)
 
 enum { MOST_COLUMN_BLOCKS = 2 };
 
-/* A problem takes the first row of the table whose head sizes are at least the problem's. */
+/* The table of shapes. A problem takes the first row whose head sizes are at least the problem's. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* <boxes of 64 columns of q and k, boxes of 64 columns of out per work tile>(number of work tiles that divide out's
+    /* <boxes of 64 columns of q and k, boxes of 64 columns of out per work tile>(number of work tiles that share out's
      * columns) */
     row<5,  5>(1),
     row<6,  6>(1),

@@ -43,15 +43,15 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* queries per work tile, keys per tile, elements of a box of 64 keys (or queries) and 64 columns */
+/* BM: queries per work tile; BN: keys per tile; BOX: elements of a box of 64 keys (or queries) and 64 columns */
 enum { BM = 64, BN = 64, BOX = 64 * 64 };
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 enum { LEFT, RIGHT };
 
-/* The named barriers. P_READY: four for the warps of each consumer, at which a warp and its counterpart of the other
- * consumer meet. ENDED: both consumers meet. MEET: the warps of each consumer meet. TURN: the right consumer may
- * begin its scores. */
+/* The named barriers. P_READY: eight barriers, at each of which a warp of one consumer meets the same warp of the
+ * other. ENDED: both consumers meet. MEET: the warps of one consumer meet. TURN: the right consumer may begin its
+ * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
 /* The shape of a kernel instance: head sizes up to 64 DC of q and k; 64 DVC columns of out per work tile. */
@@ -59,14 +59,14 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
-    /* boxes of out of the left consumer; the right one has at most as many */
+    /* number of boxes of out that the left consumer computes; the right one computes at most as many */
     static const int MOST_BOXES = (DVC + 1) / 2;
-    /* Number of boxes of Q, the last ones, that consumers keep in registers. With fewer boxes in shared memory,
-     * products need less of its bandwidth, which limits them. */
+    /* Number of boxes of Q, the last ones, that consumers keep in registers. Products then read less of shared memory,
+     * whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own. Thus the
-     * left softmax runs beside the right scores. Heads with more than 8 boxes are slower with turns, because one
-     * consumer alone does not get its boxes fast enough. */
+    /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own scores.
+     * The left softmax then runs beside the right scores. With more than 8 boxes this is slower, because one consumer
+     * alone does not get its boxes fast enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -74,7 +74,7 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
 /* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* of the thread's two rows: both references, then both rescale factors */
+    float4 rows[128]; /* the references of the thread's two rows, then their rescale factors */
 };
 
 /* A work tile in shared memory. */
@@ -82,7 +82,7 @@ struct wide_work {
     work_tile x;
     warpgroup_tile y;
     int column0; /* the first column of out that the work tile computes */
-    int number;  /* number of the work tile; each part of the columns counts as a work tile */
+    int number;  /* number of the work tile; several work tiles may compute columns of the same queries */
 };
 
 template <bool SCORE_MODS> struct wide_lists {
@@ -103,7 +103,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the loads of a work tile's last keys begin */
+        uint64_t wanted; /* completes when the loader begins to load the last keys of a work tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */
@@ -111,7 +111,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     {
         for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
         init_pairs(bars.Q, 2);
-        init_pairs(bars.work, 4); /* readers of a work tile: two loaders and two consumers */
+        init_pairs(bars.work, 4); /* a work tile has four readers: two loaders and two consumers */
         mbarrier_init(smem_addr(&bars.wanted), 1);
         fence_mbarrier_init();
     }
@@ -121,10 +121,10 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run: `column_blocks` work tiles compute the columns of the same queries. */
+/* The plan of a run: `column_blocks` work tiles share the columns of the same queries. */
 struct wide_plan : plan {
     int column_blocks;
-    /* see cuda_args::rows_later and rows_found; NULL: plan::nonfinite has the flags of all warps instead */
+    /* see cuda_args::rows_later and rows_found; NULL: warps set flags in plan::nonfinite instead */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -151,8 +151,8 @@ template <class X> struct key_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* The warp that hands out work tiles; its first lane publishes them. It claims the next work tile when the loads of the
- * last keys begin. An earlier claim would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles; its first lane publishes them. It claims a work tile when the loads of the last
+ * keys of the one before begin, because an earlier claim would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -271,7 +271,7 @@ template <typename T, class X, int W> struct wide_consumer {
     ring<X::STAGES> at;
     ring<1> q;
     ring<2> work;
-    /* the present work tile */
+    /* the band of keys of the present work tile */
     key_band band;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     int free_first, free_last;
@@ -290,7 +290,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` stages of the ring, beginning with the one that is `distance` stages before the present one. */
+    /* Releases `count` stages of the ring, the first of which is `distance` stages before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -338,8 +338,8 @@ template <typename T, class X, int W> struct wide_consumer {
         if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Issues the scores of all boxes but the first, and waits for them. If `passes` is true, the right consumer has its
-     * turn after box TURN_BOX. */
+    /* Issues the scores of all boxes but the first, and waits for them. `passes`: the right consumer has its turn after
+     * box TURN_BOX. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
@@ -352,7 +352,7 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Does what score() does while the previous product O += P V still runs, and releases that product's V. */
+    /* Like score(), while the previous product O += P V still runs. Releases that product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -419,8 +419,8 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, the function waits for the product of each
-     * box of V but the last, and releases the box; without EARLY it waits for no product. */
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, it also waits for the product of each box of
+     * V except the last, and releases the box. */
     template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
                                 const work_tile &t, int j)
@@ -444,8 +444,8 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for the product O, and releases those boxes of its V that multiply_values() has not released. LATER: number
-     * of products of boxes that were issued after it and may still run. */
+    /* Waits for the product O, and releases the boxes of V that multiply_values() has not released. LATER: number of
+     * later products that may still run. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
@@ -492,7 +492,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* wait until no warp of this consumer reads Q: without a product nothing else waits for all four warps */
+            /* wait until no warp of this consumer reads Q; a consumer that has issued no product has not waited for its
+             * other warps yet */
             meet();
             release_Q();
         } else {
@@ -520,8 +521,8 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<0>(O);
     }
 
-    /* Returns whether row i sees keys although its largest score is -inf. If so, its products are beyond the range of
-     * float32. */
+    /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
+     * of float32. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
