@@ -91,8 +91,8 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before` blocks SIGTERM, SIGINT and SIGHUP (signals_block()). A server starts with it, so that no signal is
-     * lost. */
+    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked (signals_block()). The server process starts
+     * with this mask, so that no signal is lost. */
     sigset_t watched, before;
     int64_t kill_ms = 0; /* time at which the server is killed; 0: the server was not told to stop */
     int failures = 0;

@@ -41,8 +41,7 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* upper bound of the default of --staging-bytes: more pinned memory would shrink the page cache and make nothing
- * faster */
+/* largest default value of --staging-bytes; more staging memory would make nothing faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */

@@ -9,8 +9,8 @@
 
 enum { LINE = 64 };
 
-/* The entry of one thread, which writes it several times per request. Each entry fills a cache line, so threads do not
- * slow each other down. */
+/* The entry of one thread in the table. The thread writes its entry several times per request. Each entry fills a
+ * cache line of its own, so that threads do not slow each other down. */
 struct place {
     _Alignas(LINE) _Atomic int64_t since_ms; /* start of the present piece of work; 0: the thread waits for work */
     _Atomic int kind;

@@ -191,8 +191,8 @@ enum {
         /* if a body is longer than this, its lse (log-sum-exp of each row) is checked on another thread
          * (attn_check_lse()) */
     512 << 10,
-    /* If the block of a body with inputs in shared memory has at most this size and must grow, the body is copied to a
-     * larger block that was in use before, which is faster than mapping new pages. */
+    /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
+     * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     /* time of one piece of verifying or measuring; after it, a piece of another request has its turn */
     FINISH_PIECE_NS = 10000000,
@@ -209,8 +209,8 @@ enum {
 
     /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet: 3 ms of
-     * work */
+    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet;
+     * skipping this many takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
     /* Largest number of caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds
      * of transactions have a thousand caches each. */
@@ -269,11 +269,11 @@ enum {
  * not checked for it. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* If a problem is expected to take PREPARE_CLOSER_S seconds or more, its FlashMask bounds are read for a closer
- * estimate. In addition q, k and v are searched for rows whose scores exceed the range of float32, because these rows
- * are slow. The search takes place only if the problem would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times
- * as long as usual, if all of its rows were slow. The search takes a hundredth of the problem's time. If there are
- * few rows of queries it takes more, but their slow-down is smaller than PREPARE_STRANGE. */
+/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. Its FlashMask
+ * bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32, because
+ * these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
+ * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more
+ * if there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check may add to the estimated time of a problem. A check that would take longer
  * looks at fewer rows. */
@@ -488,7 +488,8 @@ enum {
 
     /* time after the last answers for threads to be joined, and for devices and memory to be released */
     SIGNALS_GRACE_MS = 5000,
-    MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
+    /* when the server stops: time for the devices' threads to end work that nobody waits for */
+    MAIN_STOP_WAIT_MS = 1000,
 
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */

@@ -66,7 +66,7 @@ static struct {
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines; /* number of lines in the filling buffer */
+    uint64_t lines; /* number of lines in the buffer that is being filled */
     /* number of lost lines that `lost` lines have reported so far; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
@@ -283,7 +283,7 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Appends a line to the filling buffer. Call this with the mutex held. */
+/* Appends a line to the buffer that is being filled. Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {

@@ -170,9 +170,8 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block (released, not unmapped) out of both of its lists. Call this with the lock held. The list of the
- * size class is searched from its begin: the lists are short, and only evictions take a block that is not among the
- * first. */
+/* Takes a warm block (released, not unmapped) out of the list of its size class and out of the list by age. Call
+ * this with the lock held. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];

@@ -43,8 +43,8 @@ struct staging_block {
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* A source of memory. If staging_new() gets NULL, it uses anonymous memory, with huge pages for large blocks. Another
- * source is the pinned memory of a GPU. If grow() is NULL, a block grows by copying it to a larger one. */
+/* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
+ * blocks. If grow() is NULL, a block grows by copying it to a larger one. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);
@@ -66,8 +66,8 @@ attn_status staging_lease(struct staging_pool *staging, struct caller *caller, s
 /* Leases a block for announced bytes, before they arrive. If it cannot, returns false, and *block is NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
-/* Call this when enough bytes of a block that was leased ahead have arrived. From now on it is an ordinary block. Does
- * nothing to other blocks. */
+/* Ends the leasing ahead of a block: enough of its bytes have arrived, and the block counts as an ordinary one from
+ * now on. Does nothing to blocks that were not leased ahead. */
 void staging_arrived(struct staging_pool *staging, struct staging_block *block);
 /* Enlarges *block to at least `bytes`. Its first `used` bytes are kept. After an error the block is unchanged. */
 attn_status staging_grow(struct staging_pool *staging, struct staging_block **block, size_t used, size_t bytes,

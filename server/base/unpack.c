@@ -193,8 +193,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR is no fault here: it means that these bytes yield nothing more. If there is output in front of a
-         * fault, the output is returned first, because zlib will report the fault again. */
+        /* Z_BUF_ERROR is no fault here: it means that the bytes so far yield nothing more. Output in front of a
+         * fault is returned before the fault is reported, because zlib will report the fault again. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");

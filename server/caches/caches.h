@@ -78,8 +78,8 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
  * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the smallest number of bytes that allocated cache memory takes on a device. No device has these bytes for the
- * tensors of requests. */
+/* Returns the least memory, in bytes, that allocated caches take on any device. A device has that much less memory
+ * for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
@@ -154,7 +154,7 @@ struct cache_step {
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
     int32_t *prefix_keys;
-    /* some cache shares so many pages with the cache of the row before that prefix_keys saves a device time */
+    /* true: two neighbouring rows (caches) have so many pages in common that prefix_keys saves the device time */
     bool shares;
     /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
@@ -179,11 +179,11 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
  * transaction may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin
- * now, because another step uses one of its caches or an older step waits for one of them. `scan` is the number of this
- * scan of all waiting steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors:
- * NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table
- * than caches_table_bytes() said). */
+/* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
+ * wait: another step uses one of its caches, or an older step waits for one of them. A caller that tries all waiting
+ * steps, from the oldest on, numbers each of these rounds and passes the number as `scan`. `scan` is 0 if no step
+ * waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's share),
+ * FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
  * called for many waiting steps. */

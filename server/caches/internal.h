@@ -47,7 +47,8 @@ struct cache {
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
-    int64_t truncate_to; /* length to which the cache is cut when its last transaction ends; -1: no truncation waits */
+    /* when the running transactions on the cache end, the cache is cut to this length; -1: it is not cut */
+    int64_t truncate_to;
     /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
     /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named

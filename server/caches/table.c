@@ -432,8 +432,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
 }
 
 /* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
- * allocated; -1: there is none. Of a pool's room, an empty cache counts as taking as much as the other caches do on
- * average. Otherwise many caches that are made while they are empty would all be in one pool. */
+ * allocated; -1: there is none. An empty cache counts with the average size of the pool's other caches. Otherwise
+ * many caches that are made empty would all be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;

@@ -345,8 +345,8 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies that the device makes) of one row (a cache of the step): they write its new positions, page by
- * page. */
+/* Adds the moves (copies on the device) that write the new positions of one row (one cache of the transaction), page
+ * by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];

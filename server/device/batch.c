@@ -25,8 +25,8 @@ double batch_padded_flops(const struct job_part *part)
     return job->flops * part->range.share * waste;
 }
 
-/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". It is only "cpu" if no kernel
- * was needed. */
+/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". If no kernel was needed,
+ * the backend is only "cpu". */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);

@@ -51,7 +51,7 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over them. */
+/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -95,7 +95,7 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part; fewer devices that have no larger parts end as early */
+    /* Size of the largest part. A smaller number of devices, with parts of at most this size, would end as early. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -127,8 +127,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a problem contiguous, and gives them addresses like those in a device's memory, on which plans
- * depend: aligned, and different for different tensors. */
+/* Makes the tensors of a problem contiguous, and gives them addresses for planning, because plans depend on
+ * addresses. The addresses are like those in a device's memory: aligned, and different for each tensor. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;

@@ -336,9 +336,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may be
- * skipped, so they do not count. Finding them means reading the mask's rows, which is done only if the sum is large
- * enough to matter. */
+/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may
+ * be skipped, so they do not count. To find the hidden scores, the mask's rows are read, but only if the sum is
+ * large. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -400,8 +400,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* a check counts no floating-point operations, so among devices with nothing but checks the number of batches
-         * decides */
+        /* A check counts no floating-point operations. Among devices that have only checks, the one with the fewest
+         * batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -416,7 +416,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* a batch that has run for longer than expected takes longer than its operations suggest, and its end is unknown */
+    /* false for a batch that has run for longer than expected, because its end is unknown */
     return *wait_ns > 0;
 }
 

@@ -47,12 +47,14 @@ struct batch {
     int cancel;
     /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
-    /* an HTTP thread put the batch on the device, so the stream has no marks (events) between the stages */
+    /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
+     * its stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* microseconds of compute_us that passed before the kernels were on the stream */
-    double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
+    double launch_us; /* microseconds of compute_us that passed before the kernels were on the stream */
+    /* device time, in microseconds, of verifying outputs in float64, after the outputs were copied out */
+    double truth_us;
     struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
 
@@ -92,13 +94,13 @@ int devices_count(const struct devices *devices);
 /* Returns what the first device can compute, by which any thread may plan problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns the device with the most memory, as it was described when it was opened. */
+/* Returns the description of the device with the most memory. The description was made when the device was opened. */
 devices_largest(const struct devices *devices);
 /* Sets `source` to the staging memory that devices copy from fastest: host memory pinned by the first device that
  * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
  * pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* the device that pins staging memory; NULL: no device copies from staging memory */
+/* Returns the device that pins staging memory. NULL: no device copies from staging memory. */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
@@ -135,9 +137,10 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
  * own tensors leave. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
 
-/* The gradients that are sums over queries, of a job whose parts all ran. sums_elements() is the number of their
- * elements, and sums_add() computes elements `first` to end - 1 from the sums of the parts. Any thread may call them,
- * and several threads may compute different elements at the same time. */
+/* Functions for the gradients that are sums over queries, when all parts of their job have run. sums_elements()
+ * returns the number of elements of these gradients. sums_add() computes elements `first` to end - 1 from the sums
+ * of the parts. Any thread may call the functions, and several threads may compute different elements at the same
+ * time. */
 int64_t sums_elements(const struct job *job);
 void sums_add(const struct job *job, int64_t first, int64_t end);
 
@@ -151,10 +154,10 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and compute the same bits (cut.c). Returns
- * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A device may get several parts
- * of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0: there is no memory for parts of
- * a job like that. */
+ * --split-above-ms. The parts go to all devices that have room for the job and compute results that are equal to the
+ * bit (cut.c). Returns the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A
+ * device may get several parts of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0:
+ * there is no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */

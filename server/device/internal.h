@@ -35,7 +35,7 @@ static inline size_t lines_of(const attn_tensor *t)
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* the host's bytes must be copied to the device before the kernels */
+    bool copy; /* the host's bytes must be copied to the device before the kernels run */
 };
 
 /* A place on a device for one batch that runs, with a stream. */
@@ -55,10 +55,11 @@ struct slot {
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step; /* the step of attn_run_some() at which a long problem continues */
-    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again for rows that were skipped */
+    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again for rows that were
+     * skipped */
     int64_t first_step;
-    /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
-     * of the first of them, and the next step of its truth (truth.c). */
+    /* Of the items whose truth (outputs recomputed in float64) is not on the stream yet: their number, the index of
+     * the first one, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the truth (float64) is on the stream */
@@ -81,8 +82,8 @@ struct slot {
     int16_t leader[CONFIG_MAX_BATCH];
     int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, with the leader */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
-    /* True if moves (copies by a kernel) copy the job's tensors to its leader's problem and back. The job then has no
-     * mirrors. */
+    /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back; the job then
+     * has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };

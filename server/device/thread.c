@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. Batches share the device, so each of them may have to wait for all
- * others. */
+/* Sets the time by which a new batch should be over. The batch may have to wait for all other batches of the device,
+ * so their longest times are included. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -130,7 +130,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a cut job's part. The loop names the job's backend when all parts are back. */
+/* Plans the problem of a cut job's part. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -255,7 +255,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        /* the outputs of a check are its truth, which is computed later */
+        /* the outputs of a check are its truth (results in float64), which is computed later */
         else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
@@ -410,8 +410,9 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* Puts the batch's next work on the stream when the stream has done all earlier work. Computing the truth (results in
- * float64) reuses the events that time the kernels, so the kernels' times are recorded before. */
+/* Puts the batch's next work on the stream when the stream has done all earlier work. The kernels' times are
+ * recorded before the truth (results in float64) is computed, because computing the truth reuses the events that
+ * time the kernels. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -552,8 +553,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch of this thread will probably end soon: the last one began a short time ago, and most batches are
- * short. */
+/* True if a batch of this thread will probably end soon: the thread's last batch began a short time ago, and most
+ * batches are short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;

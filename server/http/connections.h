@@ -76,8 +76,8 @@ struct connection {
      * not cut for that reason. */
     _Atomic int *leaving;
 
-    /* Notes of the sweep: the state that it saw last, when it first saw this state, and whether it has checked the
-     * socket since that time. */
+    /* What the last sweep over all connections saw: the connection's state, since when the state has not changed,
+     * and whether the socket was checked since then. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;

@@ -33,7 +33,8 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that were not shut down for reading; readable when one of them is; -1: none */
+    /* epoll set of the kept sockets that are still open for reading; it is readable when one of these sockets is;
+     * -1: there is no set */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
     /* descriptors from this number on are reserved for connections, so no socket is kept under such a number */

@@ -50,7 +50,8 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Reads the request's id and its trace ids. It runs first, because every answer and log line carries them. */
+/* Reads the request's id and trace ids. Call this before the other checks of the head, because every answer and log
+ * line contains the ids. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

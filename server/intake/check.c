@@ -58,12 +58,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs (as body_admit()
- * does). A block that was used before has its pages mapped already, while the parser's block would grow by new pages.
- * If no such block is free, the parser's block grows instead.
- *
- * Does nothing if the inputs are not larger than the parser's block. Otherwise the parser will request more memory, and
- * learns the address of the new block then. */
+/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs. A block that was
+ * used before is faster than a block that grows, because its pages are mapped already. If no such block is free, the
+ * parser's block grows instead. Does nothing if the inputs are not larger than the parser's block. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;

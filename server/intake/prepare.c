@@ -106,8 +106,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward no kernel could compute. It examines only the tensors of decide[],
- * because reading the values of masks a second time would take long. */
+/* Refuses `save` for a forward whose backward no kernel could compute. The function examines only the tensors of
+ * decide[], because reading the values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -144,9 +144,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Binds the tensors that lie in clients' registered memory (regions) to their addresses, for a body with one problem,
- * now that the shapes are known. Tensors in a GPU's memory are the client's again after the request, and the CPU cannot
- * read them. So `save` and a check are refused for them. */
+/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem
+ * whose shapes are known. Refuses `save` and checks for tensors in a GPU's memory, because the client may change
+ * them after the request, and the CPU cannot read them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -250,9 +250,10 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. The outputs are not
- * included, and a check's truth is one of them. `workspace` is the scratch memory of its kernels, which the truth uses
- * afterwards. Items are verified one after the other. */
+/* Returns the bytes of device memory that a job needs for its kernels and its truth (outputs in float64), without
+ * the job's outputs. The truth of a check is one of the outputs. `workspace`: bytes of scratch memory that the
+ * kernels need; computing the truth reuses this memory. Items are verified one after the other, so the largest truth
+ * counts. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -264,8 +265,8 @@ static size_t truth_memory(const struct job *job, size_t workspace)
     return workspace + out;
 }
 
-/* Refuses a job that needs more memory than any device has, because a later attempt would fail too. A device with its
- * own memory has copies of the inputs, the outputs and the saved forwards in use (memory.c). Every device needs scratch
+/* Refuses a job that needs more memory than any device has. On a device with its own memory (memory.c) the job needs
+ * copies of its inputs, of its outputs and of the saved forwards that it uses. On every device it needs scratch
  * memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)

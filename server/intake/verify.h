@@ -24,13 +24,13 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
  * among the outputs that the truth then takes. 0: the judge on the CPU computes the truth itself, of some rows if the
  * problem is large. Reasons: devices compute no truth, only a GPU reads the tensors, or judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
-/* Gives the truths of a body's checks their places among the outputs, from *at on, and advances *at. */
+/* Chooses addresses for the exact results of a body's checks, among the outputs, from *at on, and advances *at. */
 void verify_place_checks(struct job *job, char **at);
 /* Lets the judge on the CPU compute the truths of all checks of the body. Call this before the job is queued. */
 void verify_drop_checks(struct job *job);
 
-/* Turns the distances that a device found into the verification result of an item. False: the device computes no truth
- * (outputs in float64), or was not told to compute that of this item. */
+/* Turns the distances that a device found into the verification result of an item. False: the device computes no
+ * truth (outputs in float64), or was not told to compute the truth of this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
 /* Checks the lse that a backward or an observe is given, before it runs. INVALID: the lse cannot belong to the scores

@@ -34,15 +34,15 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region that are running */
-    bool intact;          /* no client had modified the object before the running writes began */
+    bool intact;          /* true: no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
     bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
     struct region *after; /* next region in the list `fresh` (regions to pin) */
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
-    int number; /* the number by which the server calls `device` */
-    int64_t id; /* the number by which the client calls `device` */
+    int number; /* the server's number for `device` */
+    int64_t id; /* the client's number for `device` */
     char *memory;
 };
 

@@ -65,8 +65,8 @@ void regions_free(
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* Registers a region. If it fails, it returns false with *error and the text in `why`, whose `member` is a pointer into
- * the body. The object must already be as long as the region needs. */
+/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error
+ * and describes the failure in `why`, whose `member` is a pointer into the body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
@@ -115,8 +115,8 @@ struct region_use {
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
-/* All tensors of a request that lie in regions (registered memory). At first the request has this list, later its
- * job. */
+/* The list of all tensors of a request that lie in regions (memory that clients registered). The request owns the
+ * list first, and its job later. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
@@ -124,7 +124,7 @@ struct region_uses {
     bool placed;        /* the address `memory` of all inputs has been set */
     bool writes;        /* true: the CPU copies some outputs to regions */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
-    uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
+    uint64_t elsewhere; /* the outputs that need no staging memory, as bits of attn_tensor_id */
     int count;
     struct region_use list[];
 };
@@ -149,10 +149,10 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Checks that the outputs fit into their regions, once the problem's shapes are known. Outputs that are pinned or in a
- * GPU's memory get their addresses. A second call, when the outputs in staging memory have addresses too, records what
- * to copy. INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or
- * a tensor is not aligned to its elements or to `alignment`. */
+/* Checks that the outputs fit into their regions. Call this when the problem's shapes are known: outputs in pinned
+ * memory or in a GPU's memory then get their addresses. Call it again when outputs in staging memory have addresses:
+ * it then records what to copy. INVALID: an output does not fit, overlaps another output, or overlaps an input in a
+ * GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to

@@ -43,8 +43,8 @@ struct route_body {
      * type. */
     const char *media;
     const char *const
-        /* Undocumented content types that are read in the same way, up to a NULL; "*" stands for any type. NULL: there
-         * are none. */
+        /* A list of further content types that are read like `media` but are not documented. "*" stands for any
+         * type, and NULL ends the list. NULL: there is no list. */
         *also;
     const proto_format *format;
     /* The schema of body and answer: JSON with ' for ". NULL: the route's row names the schemas. */
@@ -124,7 +124,7 @@ struct route_match {
     /* The row with this path and method. If no row has the method, the first row with this path. NULL: the path does
      * not exist. */
     const struct route *route;
-    bool answers;     /* true: `route` has the method, not only the path */
+    bool answers;     /* true: the row `route` has the request's method, and not only its path */
     unsigned methods; /* the methods of all rows with this path: bits of enum route_method */
     /* the parameters of the path, which point into the memory of the path */
     struct slice parameters[REQUEST_PARAMETERS];

@@ -40,8 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. With `commit` the caches keep what it appended; without it (the request failed) they
- * are as before. */
+/* Ends a job's cache transaction. With `commit` the caches keep what the job appended. Without `commit` (the request
+ * failed) the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -92,7 +92,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* `follows` is true only if the job was in an earlier batch, which failed */
+        job->follows = false; /* an earlier batch of the job, which failed, may have set `follows` */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -251,8 +251,8 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     return true;
 }
 
-/* Returns how much memory in bytes the judges of a body's checks take. They run one after the other, so the largest
- * judge decides. */
+/* Returns how much memory in bytes the judges of a body's checks take. The judges run one after the other, so the
+ * result is what the largest judge takes. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -267,8 +267,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
     return most;
 }
 
-/* Starts to judge the results that a check request gives. A device may have computed the truth for this before. False:
- * out of memory; the request has been answered. */
+/* Starts the judge of a check request, which compares the client's results with exact ones. A device may have
+ * computed the exact results before. False: out of memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

@@ -249,7 +249,8 @@ static void after_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece;
     struct job *const job = finishing->job;
     if (finishing->complete) {
-        /* the sums' memory is released only now, because some sums were written from it to clients' regions (sums.c) */
+        /* The memory of the sums is released only now, because sums.c wrote some sums from it to clients' regions
+         * until now. */
         staging_release(job->staging, job->sums);
         job->sums = NULL;
     }

@@ -89,8 +89,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. For a request that is not in the mailbox yet, either its HTTP thread sees
- * `stopping`, or request_arrived() answers it. */
+/* Answers all waiting requests now. A request that is on its way to the mailbox is answered by its HTTP thread, if
+ * that thread sees `stopping`, or else by request_arrived(). */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);

@@ -49,7 +49,7 @@ struct job_links {
 struct job_truth {
     bool wanted;
     uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
-    attn_truth to;    /* for a check: the addresses, among the outputs, at which the results of the truth arrive */
+    attn_truth to;    /* for a check: the addresses, among the outputs, to which the device writes the exact results */
     size_t bytes;     /* size of the truth (results in float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
@@ -79,7 +79,7 @@ struct job_part {
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
-    struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
+    struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
@@ -93,8 +93,8 @@ struct job_part {
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
-    /* for a part of a cut job with `truths`: whether the device has compared the part's out with its truth, and the
-     * distances that it found */
+    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
+     * results, and the differences that it found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -138,26 +138,28 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* jobs of one caller leave for a device in this order, 1 before 2 */
+    int64_t priority;      /* jobs of one caller leave for a device in the order of this number, 1 before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
-     * read q or k; NULL: none */
+    /* the rows of the given lse that a device must check, because only a device can read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* address, among the outputs, to which the device writes the sums that it computes for `lse` */
+    /* address, among the outputs, to which the device writes what it computes for the check of the given lse (member
+     * `lse`) */
+    void *lse_found;
     /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
      * neither. A job with this member runs alone. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for verifying outputs in float64 (`truths`); `seconds` includes them */
     double truth_seconds;
-    /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
+    /* [call->count]: addresses, among the outputs, to which the device writes the differences between each item's
+     * outputs and the exact outputs (float64) */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed what `truths` describes; false: the device computes no truth (results in
-     * float64) */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
+     * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
@@ -170,7 +172,8 @@ struct job {
     struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
     size_t tables_used;                  /* number of bytes of `tables` in use */
-    /* true: reading memory and not arithmetic takes the job's time on a GPU, so a batch may have many jobs like this */
+    /* true: on a GPU the job's time goes to reading memory and not to arithmetic, so a batch may have many of these
+     * jobs */
     bool memory_bound;
     /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
     int context_count;

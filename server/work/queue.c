@@ -122,7 +122,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the list uses the jobs' in_flow links, otherwise their in_queue links */
+    bool of_flow; /* true: the jobs are linked by their member in_flow; false: by in_queue */
 };
 
 static struct list all_jobs(struct queue *queue)

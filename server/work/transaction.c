@@ -149,8 +149,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so it
-     * gets this table, whose rows are one row of zeros. */
+    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so
+     * all rows of the table are the same row of zeros. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* the caches of a request have different lengths, so the last column of the mask
