@@ -106,7 +106,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: time to start the next server, while none runs */
+    /* start_ms: time at which the next server starts; used while no server runs */
+    int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
         const int64_t until_ms = child > 0 ? kill_ms > 0 ? kill_ms : clock_ms() + 3600000 : start_ms;

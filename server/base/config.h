@@ -91,9 +91,9 @@ enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
  * option names cannot be read, and one line on stderr says so; the program should exit with 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* Reads the options as config_load() does, but prints nothing. CONFIG_BAD and CONFIG_BAD_FILE leave their line in
- * `message`, without a newline. After CONFIG_EXIT_OK the caller looks in argv for the text to print; see
- * config_help(). */
+/* Reads the options as config_load() does, but prints nothing. On CONFIG_BAD and CONFIG_BAD_FILE, `message` has the
+ * line that config_load() would print, without a newline. On CONFIG_EXIT_OK the caller finds in argv which text to
+ * print; see config_help(). */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
 void config_help(FILE *to);          /* prints --help, at most 100 columns wide; call config_read() first */

@@ -142,7 +142,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* behind a backslash, the next character is taken as it is, even if it is a backslash too */
+        /* the character behind a backslash is taken as it is, even if it is a backslash */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -264,7 +264,8 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         if (n >= 0) {
             bytes += n;
             count -= (size_t)n;
-        } else if (errno == EAGAIN) { /* EAGAIN: another process made the descriptor non-blocking */
+            /* EAGAIN: another process has made the descriptor of standard error non-blocking */
+        } else if (errno == EAGAIN) {
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
         } else if (errno != EINTR) { /* the write failed for good: EPIPE, ENOSPC, EBADF or EIO */
@@ -440,8 +441,8 @@ void log_open(const char *format, const char *level)
     for (int l = LOG_DEBUG; l <= LOG_ERROR; l++)
         if (strcmp(level, level_json[l]) == 0) atomic_store(&min_level, l);
 
-    /* The writer thread blocks all signals, so other threads handle them. A SIGPIPE stays pending in it and has no
-     * effect. */
+    /* The writer thread blocks all signals, so that other threads handle them. A SIGPIPE that its write() causes
+     * stays pending and has no effect. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -37,7 +37,8 @@ struct staging_block {
     /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for it
      * since */
     bool ahead;
-    /* the account that a leased block counts for; the block's owner keeps a reference to it; NULL: no account */
+    /* the account to which a leased block is charged; the block's owner holds a reference to the account; NULL: no
+     * account */
     struct caller *caller;
     int64_t idle_since_ms;
     struct staging_block *next_in_class, *older, *newer;

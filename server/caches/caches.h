@@ -63,13 +63,14 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
 
-/* Adds a pool (memory for the pages of caches) of `bytes` bytes on the device with number `device` (devices.h). Call
- * this before the first request. The memory is allocated once, with the first cache on that device, by any thread:
- * alloc() sets *memory to a 64-byte aligned address. The memory remains the device's. */
+/* Where a pool (memory for the pages of caches) gets its memory. Any thread may call alloc(), once, when the first cache
+ * is made on the pool's device. alloc() sets *memory to a 64-byte aligned address. The device owns the memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
+/* Adds a pool of `bytes` bytes on the device with the number `device` (devices.h). Call this before the first
+ * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
 /* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
@@ -78,7 +79,7 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
  * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the least memory, in bytes, that allocated caches take on any device. A device has that much less memory
+/* Returns the least memory, in bytes, that caches take on any device. Every device has at least that much less memory
  * for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
@@ -152,7 +153,7 @@ struct cache_step {
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
+    /* [rows]: number of positions of the row's cache that lie in pages which the cache of the row before also has */
     int32_t *prefix_keys;
     /* true: two neighbouring rows (caches) have so many pages in common that prefix_keys saves the device time */
     bool shares;

@@ -71,7 +71,7 @@ struct caches {
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    /* the cache at which caches_expire() continues its search; NULL: it begins at the oldest cache */
+    /* the cache at which caches_expire() continues its search; NULL: the search begins at the oldest cache */
     struct cache *looked_at;
     int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
 };

@@ -258,7 +258,7 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a pool with enough room in sum, but no free run of granules that is long enough for a page. */
+/* Makes the error for a pool that has enough free memory in sum, but only in pieces that are too short for a page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;

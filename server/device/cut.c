@@ -255,8 +255,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
 
-/* Appends the smallest number above `after` of a device that had a part of the job, together with the numbers that
- * follow without a gap: "0-3". Returns the last number, or -1 if there is no device above `after`. */
+/* Appends a range of device numbers such as "0-3". The range begins with the smallest number above `after` of a
+ * device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns -1
+ * if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

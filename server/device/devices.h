@@ -144,8 +144,8 @@ attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *er
 int64_t sums_elements(const struct job *job);
 void sums_add(const struct job *job, int64_t first, int64_t end);
 
-/* Returns the device with the least work among those that may have room for a batch; if several have equally little,
- * the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
+/* Returns the device with the least work among those that may have room for a batch. Among devices with equal work,
+ * it is the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
  * ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (its
@@ -165,9 +165,9 @@ void cut_name_backend(const struct devices *devices, struct job *job);
 /* Joins what the devices of a cut job found when they compared the outputs of their parts with the truth (job.h,
  * truth_found). All parts must have run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
- * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for
- * which the second batch may wait. */
+/* True if the device is the CPU and runs a batch that will end soon. To send a second batch before that end gains no
+ * time, and until then more jobs may join the second batch. *wait_ns becomes the time for which the second batch may
+ * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
@@ -185,7 +185,8 @@ bool device_disable(struct device *device);
  * batch on the device has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a
  * batch has exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
-/* Returns the batches on a device, linked by `next`. */
+/* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
+ * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
 struct batch *device_batches(const struct device *device);
 
 #endif

@@ -226,7 +226,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    /* after an error, some work of the job may still run on the stream, so this waits for its end */
+    /* after an error, some work of the job may still run on the stream, so this call waits for the end of that work */
     else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;

@@ -51,7 +51,8 @@ struct slot {
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
     double queued_s;
-    bool blocked; /* the next kernels wait until it is the turn of their flow (client) */
+    /* true: the batch must wait for the turn of its flow (client) before more kernels are put on the stream */
+    bool blocked;
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step; /* the step of attn_run_some() at which a long problem continues */
@@ -80,8 +81,9 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, with the leader */
-    int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
+    /* for the leader of a merged problem: number of jobs in this problem, the leader included */
+    int16_t members[CONFIG_MAX_BATCH];
+    int16_t place[CONFIG_MAX_BATCH]; /* the job's position among the members of its merged problem */
     /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back; the job then
      * has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
@@ -117,9 +119,11 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    struct batch *held; /* the held batch: there was not enough device memory for it while other batches ran */
-    bool held_may_run;  /* another batch has ended since `held` was set, so the held batch may be tried again */
-    unsigned over;      /* number of batches that have ended */
+    /* the batch that is held back, because there was too little device memory for it while other batches ran; NULL:
+     * none */
+    struct batch *held;
+    bool held_may_run; /* true: another batch has ended since `held` was set, so the held batch may be tried again */
+    unsigned over;     /* number of batches that have ended */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch of the slots should be over. NEVER: no batch runs, or the device is not
@@ -191,7 +195,8 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Makes room in the slot for `count` moves (copies that a kernel makes) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
-/* Makes the workspace (scratch memory of kernels) at least `bytes` large. Its contents are lost when it grows. */
+/* Makes the workspace (scratch memory of kernels) at least `bytes` large. The contents of a workspace are lost when
+ * it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
@@ -230,9 +235,9 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 /* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
  * for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves the job's memory for the gradients that `count` parts sum up, and sets sum_parts. Errors: those of
- * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
- * leave. */
+/* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those
+ * of staging_lease(), and TOO_LARGE if the sums take more than half of the staging memory that the job's tensors
+ * leave free. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
 void sums_place(const struct job_part *part, attn_problem *problem);

@@ -217,7 +217,8 @@ void memory_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
     *workspace_bytes = 0;
 }
 
-/* Provides a workspace (scratch memory of kernels) of at least `bytes`. Its contents are lost when it grows. */
+/* Provides a workspace (scratch memory of kernels) of at least `bytes`. The contents of a workspace are lost when it
+ * grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {

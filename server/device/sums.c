@@ -172,8 +172,8 @@ static void store(const attn_tensor *t, int64_t at, const float *sums, int count
     memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
 }
 
-/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: what the first part has summed up
- * for this output. */
+/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: the first part's sums for this
+ * output. */
 static void add(const attn_tensor *result, const char *memory, size_t part_bytes, int parts, int64_t at, int64_t end)
 {
     float sums[BLOCK] = { 0 }, last[BLOCK] = { 0 };

@@ -231,8 +231,8 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Puts the next problems of the batch on the stream, or more steps of one problem. After the last problem it also puts
- * there all work that follows the kernels. */
+/* Puts the next problems of the batch, or the next steps of one problem, on the stream. After the last problem, also
+ * puts the work there that follows the kernels. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -588,8 +588,8 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 }
 
 /* Returns the next batch, or NULL if none may begin before *until_ns. A held batch (one that lacked memory) comes
- * first, because otherwise small batches behind it would always take its memory. Otherwise the next batch belongs to
- * the flow with the fewest batches on slots. Call this with the lock held. */
+ * first, because otherwise small batches behind it would always take the memory that it needs. Otherwise the next
+ * batch belongs to the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;

@@ -62,8 +62,8 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Counters of connections, which include this one from connections_add() to connections_remove(): the counter
-         * of its HTTP thread, and that of its web server. A pointer may be NULL. */
+        /* The counter of the connections of this connection's HTTP thread, and the counter of its web server. Each
+         * counter includes this connection from connections_add() to connections_remove(). A pointer may be NULL. */
         *tallies[2];
     /* On a server without tokens: a reference to the connection's share of device time. NULL: no request on this
      * connection has computed yet. */
@@ -90,8 +90,8 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* longest time in phase BODY or SEND, plus 1 ms for each KiB that moved; so at least about 1 MiB/s in the long
-         * run */
+        /* Longest time in phase BODY or SEND. For each KiB that was moved, 1 ms is added, so a transfer at 1 MiB/s
+         * or more is never too long. */
         transfer_ms;
 };
 
@@ -118,7 +118,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* Time of the last search for connections that may be closed, if it found none; 0: it found some. */
+    /* time of the last search for connections that may be closed, if the search found none; 0: the search found some */
     int64_t looked_ms;
 };
 

@@ -28,7 +28,7 @@ attn_status frontend_open(struct frontend *frontend, attn_error *err);
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
 /* Returns the functions of the frontend that the loop may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
-/* Stops accepting connections, and cuts all open ones. None of them may be suspended. It may also be called after a
+/* Stops accepting connections, and cuts all open connections, none of which may be suspended. Call this also after a
  * failed start. */
 void frontend_close(struct frontend *frontend);
 /* frees the frontend; call it after frontend_close() and the end of the loop */

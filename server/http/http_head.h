@@ -47,7 +47,8 @@ enum header_id {
         HEADER_COUNT
 };
 
-/* The largest size of a list whose values come from several lines. A list in one line may be as long as a head. */
+/* Largest size in bytes of the joined value of a header that comes in several lines. A value in one line may be as
+ * long as the head. */
 enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {

@@ -174,7 +174,8 @@ static _Thread_local struct {
     int count;
     /* number of requests that all HTTP threads have given to the loop and not got back yet */
     const _Atomic int *all;
-    /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
+    /* Until this time the thread keeps its core awake, because the last request that it gave to the loop may end
+     * soon. */
     int64_t until_ns;
     int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */
 } awaited;

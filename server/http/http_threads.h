@@ -84,10 +84,10 @@ void http_threads_expect(void);
  * function polls for a while before it sleeps. */
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
+enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 /* Judges the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
  * differ by at most a factor of 2. For pinned threads (`held`) the factor is 4 and half the request rate suffices, so
  * that threads do not alternate between pinned and unpinned. */
-enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

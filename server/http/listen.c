@@ -324,7 +324,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* If the supervisor opened the socket, it calls listener_hide() itself, because it may need the socket for another
+    /* A supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
      * server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();

@@ -194,7 +194,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* now that the percent-escapes of the path are resolved, it may belong to another route */
+                     /* the path, now without percent-escapes, may belong to another route */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;

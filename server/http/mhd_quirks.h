@@ -40,7 +40,8 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* libmicrohttpd gets no limit of connections, because it leaves a mutex locked at its limit (quirk 4 above) */
+/* libmicrohttpd gets no limit of connections, because it leaves a mutex locked when connections reach its limit
+ * (quirk 4 above) */
 enum { QUIRKS_NO_LIMIT = INT_MAX };
 
 /* Checks two conditions on which the corrections depend. libmicrohttpd must call this program's epoll_wait() (quirk 6);

@@ -17,7 +17,7 @@
  * is not a forward whose answer contains out. INVALID: tensors are in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* Checks that the CPU may verify an item of the job. The errors, and `left`, are those of verify_prepare(). */
+/* Checks that the CPU may verify an item of the job. verify_prepare() explains the limits, the errors and `left`. */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the truth (results in float64) of a check (job->truths), and returns the bytes

@@ -81,14 +81,14 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region, as regions_visit() passes them to visit(). regions_visit() calls visit() for each of the
- * caller's regions of a kind, or if `name` is not NULL, for the region with this name. It returns the number of calls.
- * visit() must not call functions of this header. */
+/* The properties of a region, as regions_visit() passes them to visit(). */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
+/* Calls visit() for each of the caller's regions of a kind or, if `name` is not NULL, for the region with this name.
+ * Returns the number of calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -121,7 +121,7 @@ struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
-    bool placed;        /* the address `memory` of all inputs has been set */
+    bool placed;        /* true: the member `memory` of all inputs is set */
     bool writes;        /* true: the CPU copies some outputs to regions */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
     uint64_t elsewhere; /* the outputs that need no staging memory, as bits of attn_tensor_id */

@@ -136,7 +136,8 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the server could read and write the file without privileges over the files of other users. */
+/* True if the file's mode lets the server read and write the file, so that no privilege over other users' files is
+ * needed. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;

@@ -52,8 +52,7 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true inside a part of openapi.json that is left out, because this server lacks the option that the part
-     * describes */
+    /* true: the text that is read now is left out, because it describes an option that this server lacks */
     bool skips;
 };
 

@@ -224,7 +224,8 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job that has not left for a device, and has one problem, into `count` parts, at least 2. False: out of memory,
  * and the job is as before. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job one part again, as if it had never left. Call this when no part is with a device. */
+/* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
+ * a device. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {

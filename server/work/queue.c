@@ -113,7 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Copies the list's count and bytes, which have changed, to the two variables that other threads read. */
+/* Call this after each change of the list. Copies the number of the list's jobs and their bytes to the two variables
+ * that other threads read. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);

@@ -95,8 +95,9 @@ struct answer {
     char *body;    /* the body of the answer, from malloc(), which libmicrohttpd will free; NULL: none */
     bool constant; /* the body of the answer is a constant, and libmicrohttpd does not free it */
     size_t length;
-    const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
-    char location[72]; /* value of the header Location: the path of what was made; empty: none */
+    const char *csp; /* value of the header Content-Security-Policy; NULL: none */
+    /* value of the header Location, the path of the resource that the request made; empty: no such header */
+    char location[72];
 };
 
 struct request {
@@ -105,8 +106,8 @@ struct request {
     bool counted; /* true: request_count() includes the request */
     struct server *server;
     int socket; /* the connection's socket, watched for a hang-up and never closed here */
-    /* the row of the table of routes for the request's path and method. NULL: the path is unknown. If only the method
-     * is unknown, the first row with the path */
+    /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
+     * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
     struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */
@@ -175,8 +176,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Sets the size of the request's text or answer, which is not in leased memory. Growth is counted as staging memory of
- * the request's caller. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer, which is in memory outside the staging memory. Growth is charged
+ * to the request's caller as staging memory. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared
