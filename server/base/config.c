@@ -46,8 +46,8 @@ enum {
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
-/* A copy of an option's text. It lives as long as the process, because struct config points to it. The list keeps all
- * copies reachable, so that leak checkers do not report them. */
+/* A copy of an option's text. The copy lives as long as the process, because struct config points to it. The list
+ * keeps all copies reachable, so that leak checkers do not report them. */
 struct kept {
     struct kept *next;
     char text[];
@@ -502,9 +502,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files. `spare` of these are reserved for other uses. If
- * `spare` is more than half of `files`, the connections get half of the files that the process and its threads do not
- * need. */
+/* Returns how many connections are possible with `files` open files. `spare` of these files are reserved for other
+ * uses. If `spare` is more than half of `files`, the connections get half of the files that the process and its
+ * threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

@@ -287,8 +287,8 @@ enum {
 #define PREPARE_STRANGE   8
 
 /* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one head
- * of one problem, which are kept as doubles, have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
+ * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one
+ * head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
@@ -346,8 +346,8 @@ enum {
     /* An HTTP thread polls for this long for the end of a cache transaction on a GPU: longer than INLINE_WAIT_NS,
      * because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
-    /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
-     * interval does it also call the driver, which is slower but reports errors. */
+    /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
+     * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
     /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head,
      * however small, takes up to 2 us */
@@ -367,8 +367,9 @@ enum {
     NAPS_MOST = 4,
 };
 
-/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core:
- * some 100 us. A larger problem is worth waking other cores, and the HTTP thread has other connections to serve. */
+/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own
+ * core: some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
+ * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU whose memory already has
  * all tensors: some 400 us of a Hopper GPU. */
@@ -419,9 +420,9 @@ enum {
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
-/* Shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor, which
- * --max-connections leaves free, and 400 bytes. Its memory is the client's. Its size is bounded nevertheless, because a
- * page that the server is the first to write counts as the server's memory. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file
+ * descriptor, which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. Its
+ * size has a bound, because a page that the server is the first to write counts as the server's memory. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */

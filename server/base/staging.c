@@ -228,8 +228,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes`: the size of its class, at most the caller's share of the
- * pool. Returns 0 if `bytes` exceed that share. */
+/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but
+ * at most the caller's share of the pool. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {

@@ -15,8 +15,8 @@ int threads_needed(const struct config *config);
 /* Returns the number of libuv's threads: UV_THREADPOOL_SIZE in the environment, or 4. */
 int threads_of_libuv(void);
 
-/* Starts `count` idle threads at the same time, and ends them. Error: NO_MEMORY, if not all could be started. Its text
- * names the limit that forbids them and the limit's value, if they are known. */
+/* Starts `count` idle threads at the same time, and ends them. Error: NO_MEMORY, if not all could be started. The
+ * error's text names the limit that forbids them and the limit's value, if they are known. */
 attn_status threads_try(int count, attn_error *err);
 
 enum { THREADS_SPACE_BYTES = 128 };

@@ -63,8 +63,8 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
 
-/* Where a pool (memory for the pages of caches) gets its memory. Any thread may call alloc(), once, when the first cache
- * is made on the pool's device. alloc() sets *memory to a 64-byte aligned address. The device owns the memory. */
+/* Where a pool (memory for the pages of caches) gets its memory. A thread calls alloc() once, when it makes the first
+ * cache on the pool's device. alloc() sets *memory to a 64-byte aligned address. The device owns the memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
@@ -134,8 +134,8 @@ struct cache_step {
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
     /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other, set by the maker of the transaction before it
-     * begins; v is NULL if the caches are latent (the values are a part of the keys) */
+    /* the new keys and values of all caches, one cache after the other; the maker of the transaction sets both
+     * pointers before it begins; v is NULL if the values are a part of the keys */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
@@ -169,9 +169,10 @@ struct cache_step {
     float *scales; /* memory for scales that belongs to the transaction */
 };
 
-/* Fills in *step, a transaction on the caches `ids`: checks that they exist and that all have the same shape and
- * device. `rows`, their number, is at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID (different shapes or
- * devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also after an error. */
+/* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same
+ * shape and device. `rows` is the number of caches, at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID
+ * (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also
+ * after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 

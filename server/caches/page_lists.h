@@ -66,8 +66,8 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages may
- * be added, and forks made that have fewer than `count` full pages. */
+/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages
+ * may be added, and forks may be made that share fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
 /* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
  * Returns the number of pages that became free. */

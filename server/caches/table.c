@@ -453,8 +453,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most free room (allocates its memory) and returns it. If its device has no memory, returns a
- * pool that is open already. The function may release the lock for a time. */
+/* Opens the pool with the most free room (allocates its memory) and returns it. If the pool's device has no memory,
+ * returns a pool that is open already. The function may release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

@@ -334,9 +334,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
- * old, positions [kept, end) are new, and the rest is cleared. `old`: the address from which the old positions are
- * copied; NULL: they are in place. `fresh`: the page is new. */
+/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept)
+ * are old and copied from the address `old`; NULL: they are in place. Positions [kept, end) are new. The rest of the
+ * part is cleared. `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {

@@ -35,8 +35,8 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (one client's work) of the batch's first job, which holds a reference to it; NULL: that job has no flow.
-     * The batch counts as a batch of this flow. */
+    /* The flow (one client's work) of the batch's first job, which holds a reference to the flow. The batch counts
+     * as work of this flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
@@ -96,9 +96,9 @@ const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
 /* Returns the description of the device with the most memory. The description was made when the device was opened. */
 devices_largest(const struct devices *devices);
-/* Sets `source` to the staging memory that devices copy from fastest: host memory pinned by the first device that
- * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
- * pool. */
+/* Sets `source` to host memory that is pinned by the first device that copies, because devices copy from pinned
+ * memory fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the
+ * staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 /* Returns the device that pins staging memory. NULL: no device copies from staging memory. */
 attn_device *devices_copier(const struct devices *devices);
@@ -185,8 +185,7 @@ bool device_disable(struct device *device);
  * batch on the device has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a
  * batch has exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
-/* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
- * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
+/* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);
 
 #endif

@@ -155,8 +155,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU writes the end of its work to host memory, most polls only read that memory, and few call the
-             * driver, which alone reports errors. Otherwise every poll calls the driver. */
+            /* If the GPU writes the end of its work to host memory, most polls only read that memory. The driver,
+             * which alone reports errors, is then called once in INLINE_ASK_NS, and otherwise at every poll. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -205,8 +205,8 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns the processor time of this thread, or the real time if the device is a GPU. There are more HTTP threads than
- * cores, so the real time of a thread that computes would include other threads' work. */
+/* Returns the processor time of this thread, or the real time if the device is a GPU. The real time of a thread that
+ * computes would include the work of other threads, because there are more HTTP threads than cores. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();

@@ -5,8 +5,8 @@
 
 #include "server/device/devices.h"
 
-/* What inline_run() did, and what the caller must do next. inline_run() also sets fields of the job. A cache
- * transaction that has begun must be ended with transaction_end(), whatever the outcome. */
+/* What inline_run() did, and what the caller must do next. A cache transaction that has begun must be ended with
+ * transaction_end(), whatever the outcome. */
 enum inline_outcome {
     INLINE_NOT,   /* The HTTP thread did nothing with the job. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */

@@ -185,7 +185,7 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
 /* memory_copy_in() puts copies on the slot's stream that fill the slot's mirrors (device memory for regions of host
- * memory). memory_copy_out() puts copies there that bring a job's outputs to the host. */
+ * memory). memory_copy_out() puts copies on the stream that bring a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves (copies) of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
@@ -270,8 +270,8 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
  * so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem`, the problem of an item with this device's addresses. The plan is adapted from the one that
- * prepare_job() made. A problem of a cache transaction has no such plan, because its tables are known only now. */
+/* Plans `problem`, the problem of an item with this device's addresses. The plan of prepare_job() is adapted. A
+ * problem of a cache transaction is planned anew, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that already run on a device when a guest wants to begin. A guest is the batch of a flow

@@ -271,8 +271,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
- * short, because it reads each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. A
+ * merge is short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -357,9 +357,9 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the stream.
- * The delay between a call and the GPU is assumed to be equal for the first mark (event) and for the kernels. So the
- * thread's time between the two calls tells when the kernels could begin. */
+/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the
+ * stream. The first event and the kernels are assumed to take equally long from the thread's call to the GPU. The
+ * time between the two calls then tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;

@@ -41,8 +41,8 @@ enum {
 
 /* ---- Before the first byte --------------------------------------------------------------------------------------- */
 
-/* Enlarges the memory of a body for which no memory was leased ahead. It doubles the memory, up to the announced size.
- * If there is no room for that, it adds only what is needed. */
+/* Enlarges the memory of a body for which no memory was leased ahead. The memory is doubled, up to the announced
+ * size. If there is no room for that, only the needed bytes are added. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -62,10 +62,10 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what a body needs before its first byte: a slot, memory and a parser. It leases memory ahead for the inputs
- * and a third more for the outputs, unless too much is leased ahead already (staging.h). Without that lease, the parser
- * leases memory when it reads its first value. A large block only reserves addresses; the system provides pages at the
- * first access. */
+/* Reserves what a body needs before its first byte: a slot, memory and a parser. Memory for the inputs, and a third
+ * more for the outputs, is leased before its bytes arrive, unless too much memory is leased in this way already
+ * (staging.h). In that case the parser leases memory when it reads its first value. A large block only reserves
+ * addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -280,8 +280,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long. If the client has sent bytes that the server has not read yet, the client is
- * not too slow, unless the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long. A client whose bytes the server has not read yet is not too slow, unless
+ * the time limit of the whole body or answer has passed. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {

@@ -135,9 +135,9 @@ struct connection *connections_take(struct connections *connections, int fd);
 /* Returns the connection of this socket, or NULL if there is none. Call this on the HTTP thread that serves the
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
-/* Removes and frees a connection that the web server has ended or never took. Its fd must still be open. If the web
- * server lacks memory, it closes a socket without a report. The connection of that socket is removed by the next sweep,
- * or earlier by connections_add() if a new socket gets the same descriptor number. */
+/* Removes and frees a connection that the web server has ended or never took. The connection's descriptor must still
+ * be open. If the web server lacks memory, it closes a socket without a report. The next sweep then removes the
+ * socket's connection. If a new socket gets the same descriptor number earlier, connections_add() removes it. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
 /* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's
@@ -162,8 +162,8 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
 };
 
-/* Cuts connections that are too slow. With `drain_limits` (may be NULL) it also cuts those that delay the end of
- * draining. If a plain (not TLS) client was sending, it is answered 408 first. Returns the number of connections that
+/* Cuts connections that are too slow. With `drain_limits` (may be NULL), also cuts connections that delay the end of
+ * draining. A plain (not TLS) client that was sending is answered 408 first. Returns the number of connections that
  * were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
@@ -178,9 +178,9 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 
-/* Writes the problem document of `error` directly to the socket and shuts the socket down. Use it for errors that
- * libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is NULL, a new
- * id is made. */
+/* Writes the problem document of `error` directly to the socket and shuts the socket down. It is meant for errors
+ * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is
+ * NULL, a new id is made. */
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

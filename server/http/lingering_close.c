@@ -87,7 +87,7 @@ static void reset_on_close(int fd)
 }
 
 /* Drops what the client sent and returns whether the socket may be closed. recv() on a socket that was cut always
- * returns the end of the data, so for this socket only the delivery of its answer counts. */
+ * returns the end of the data. For a cut socket, only the delivery of its answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);

@@ -56,8 +56,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
 /* Closes all sockets that are still in lingering close. */
 void lingering_close_clear(struct lingering *linger);
 
-/* Call this after everything was written to `fd` and before its owner closes it; any thread may call it. It drops
- * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, it keeps the socket open by a
+/* Call this after everything was written to `fd` and before its owner closes it; any thread may call it. Drops
+ * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, keeps the socket open by a
  * duplicate descriptor. */
 void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
 /* Drops bytes that have arrived on the sockets. The loop calls this when epoll_fd is readable. */

@@ -275,7 +275,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     } else {
         struct connection *connection = *socket_context;
         /* libmicrohttpd closes a connection without on_completed() in two cases: 1.0.1 when a chunk's head is longer
-         * than its buffer, and 0.9.75 when it refuses a head twice. The memory of the head has been freed by now. */
+         * than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is already
+         * free. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

@@ -131,8 +131,8 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The seed
- * is below 2^53, so JSON readers that have only doubles keep it exactly. */
+/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The
+ * seed is below 2^53, so that JSON readers that store numbers as doubles do not change it. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
     enum { BITS = 53 };
@@ -316,8 +316,8 @@ static void add_truth(struct job *job, int index, double *most)
 }
 
 /* Decides who computes the truth (results in float64) of a check, and adds the check's cost. Returns the bytes among
- * the outputs that a device's truth takes. A check adapts to the time that it has; the least that it needs is the truth
- * of some rows. */
+ * the outputs that a device's truth takes. A check adapts to the time that it has, but needs at least the truth of
+ * some rows. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -386,8 +386,9 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes that a device needs, among the outputs, for what it finds out: numbers to check the given lse of a
- * backward, or distances of a forward's outputs from their values in float64. No job has both. */
+/* Returns the bytes, among the outputs, for numbers that a device finds beside the results: numbers to check the
+ * given lse of a backward, or distances of a forward's outputs from their values in float64. No job has numbers of
+ * both kinds. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;

@@ -12,8 +12,8 @@
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 
-/* Makes a closer estimate of the time of a job that may take long, from the values of its tensors (attn_cost_closer()),
- * which prepare_job() does not read. It does nothing for other jobs. */
+/* Makes a closer estimate of the time of a job that may take long, from the values of its tensors
+ * (attn_cost_closer()), which prepare_job() does not read. Does nothing for jobs that take little time. */
 void prepare_look_closer(struct job *job, const attn_device_info *largest);
 
 #endif

@@ -153,8 +153,8 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
     return true;
 }
 
-/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy. If a
- * client truncated such shared memory, reading its mapping here would end the process by SIGBUS. */
+/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy.
+ * If a client truncated its shared memory, reading the mapping here would end the process by SIGBUS. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {

@@ -105,8 +105,8 @@ void region_ask_for_pin(struct region *region);
  * calls is not noticed; the client must leave the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
-/* The main function of the table's own thread (the argument is the table). The thread does what may take the driver or
- * the system long. It ends when `end` is set and nothing is left to do. */
+/* The main function of the table's own thread (the argument is the table). The thread makes those calls of the
+ * driver and the system that may take long. The function ends when `end` is set and nothing is left to do. */
 void *region_keeper(void *regions);
 
 #endif

@@ -158,8 +158,9 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. The error codes are listed beside the schema and not in it. Otherwise the
- * schemas would differ, and some client generators would make a class for each response, others no class at all. */
+/* Writes the error response of one status. The error codes are listed beside the schema, so that all error responses
+ * have one schema. With different schemas, some client generators make a class for each response, and others make no
+ * class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";

@@ -56,9 +56,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The OpenAPI document's texts about one route alone. The document derives everything else from other columns, or says
- * it about all routes: HEAD, the errors of any request, of a body and of a token. If the route belongs to an operation,
- * summary, description and answer are NULL here, because the row of proto_operations[] has them. */
+/* The texts of the OpenAPI document about one route. What the document says about all routes, or derives from other
+ * columns, is not here. If the route belongs to an operation, summary, description and answer are NULL, because the
+ * row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -133,9 +133,9 @@ struct route_match {
 /* Looks for a path among `count` rows, for a request on `port` (PORT_MAIN, PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
-/* Returns, as a hint, the pattern without parameters that is most similar to a path. The two differ in a few letters,
- * in upper and lower case or in a slash at the end, or have the last segment in common. Returns NULL if no pattern is
- * similar. */
+/* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path
+ * if they differ in a few letters, in upper and lower case or in a slash at the end, or have the last segment in
+ * common. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
 /* Returns the content type of a refusal at this path: JSON for KServe's clients, otherwise that of a problem document.
@@ -150,9 +150,10 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of `bodies` that decodes a body of this content type, or NULL if there is none. The content type may
  * be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. It is the row that the
- * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other. If Accept allows no row, it is the
- * first row: the client gets an answer in a format that it did not ask for, instead of an error. */
+/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. The result is the row
+ * that the header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no
+ * row, the result is the first row: the client then gets an answer in a format that it did not ask for, and no
+ * error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

@@ -49,9 +49,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins the cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
- * transaction has ended since the last full scan, only new ones are examined, because a transaction may have a thousand
- * caches, and hundreds may wait. */
+/* Begins those cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
+ * transaction has ended since the last full scan, only new transactions are examined, because a full scan takes
+ * long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -144,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* The parts of the job that have left for a device are cancelled. If no part has left, no device uses the
-         * client's memory, and the request need not be held. */
+        /* If no part of the job has left for a device, no device uses the client's memory, and the request need not
+         * be held. Parts that have left are cancelled. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");

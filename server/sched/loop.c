@@ -224,8 +224,9 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* Returns freed memory to the system after many connections have closed, because glibc keeps the memory that
- * connections and their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
+/* Returns freed memory to the system after many connections have closed. Otherwise glibc would keep what the
+ * connections and their requests have freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by
+ * itself. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -284,8 +285,9 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets the first work, which is this function. It runs right after
- * threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a thread. */
+/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The function is queued
+ * right after threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a
+ * thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;

@@ -44,8 +44,9 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the truth (results in float64) of an item (attn_truth_some()). For `verify` the device
- * compares out with its truth, which stays on the device. For a check the truth goes to the judge on the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (attn_truth_some()). With `verify` the
+ * device compares out with the exact out, which stays on the device. In a check the exact results go to the judge on
+ * the CPU. */
 struct job_truth {
     bool wanted;
     uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */

@@ -167,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same caller, by swapping it with them from the end on.
- * The positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must be
- * executed in order of arrival. */
+/* Moves the last job of the queue before less urgent jobs of the same caller. The jobs of the caller swap places, so
+ * the positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must
+ * be executed in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));

@@ -58,8 +58,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
- * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while it
- * waits here. */
+ * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while
+ * the job waits in the queue. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 

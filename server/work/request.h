@@ -150,8 +150,8 @@ struct request {
     struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
 };
 
-/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block
- * of `bytes` bytes, which the caller may use as a larger struct. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a
+ * zeroed block of `bytes` bytes, which the caller may use as a larger struct. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 /* Frees the request and all that it holds. Only its owner may call this. */
 void request_free(struct request *request);
