@@ -136,9 +136,11 @@ enum {
     /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
-    /* longest token; a token is compared in full with all tokens, so that the time taken reveals nothing about them */
+    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
+     * the tokens */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; they have 1 MiB together, and the token of a request is compared with all of them */
+    /* largest number of tokens; all tokens together have 1 MiB, and the token of a request is compared with all of
+     * them */
     TOKEN_MAX_COUNT = 4096,
 };
 
@@ -200,8 +202,8 @@ enum {
     CHECK_COPY_BYTES = 256 << 10,
     /* a piece of verifying or measuring ends after this time, so that a piece of another request has its turn */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve more
-     * pieces in order of arrival. */
+    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. Further pieces would
+     * be served in order of arrival, and not in turns. */
     PIECES_AT_ONCE = 4,
     /* A check of results ends its search for mistakes before its deadline, so that its answer is in time: earlier by
      * this time plus a tenth of the remaining time. */
@@ -335,11 +337,11 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* the workspace of an inline slot (for jobs that HTTP threads run themselves) is freed after its job if it has more
-     * bytes than this */
+    /* if the workspace of an inline slot (for jobs that HTTP threads run themselves) has more bytes than this, it is
+     * freed after the job */
     INLINE_KEEP = 4 << 20,
-    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the
-     * GPU's bus */
+    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
+     * bus transfers this many in 20 us */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
@@ -396,7 +398,7 @@ enum {
 /* The largest estimated device time, in seconds, of the kernels that one flow (a tenant's share of work) may have
  * queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
-/* Seconds of work, by estimate, that one call of attn_run_some() puts on a GPU's stream at most. */
+/* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
 /* Work that takes a GPU fewer seconds than this is put on its stream at once. Longer batches of one tenant take
  * turns. */
@@ -502,7 +504,8 @@ enum {
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */
     SUPERVISE_GIVE_UP = 5,
-    /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
+    /* longest pause, in seconds, between two starts of the server; the pause doubles with each failure, up to this
+     * length */
     SUPERVISE_MAX_PAUSE_S = 30,
     /* if a server has not ended by itself in time, the supervisor kills it after this further time */
     SUPERVISE_KILL_MS = 1000,

@@ -61,8 +61,9 @@ static struct {
     pthread_cond_t wake, finished; /* waits for both conditions use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    bool stuck;   /* the writer thread of an earlier log_open() is still in write(); new lines are only counted */
-    bool waiting; /* the writer thread sleeps until `wake` is signalled */
+    /* true: the writer thread of an earlier log_open() is still in write(), so new lines are only counted */
+    bool stuck;
+    bool waiting; /* true: the writer thread sleeps until `wake` is signalled */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
@@ -129,8 +130,7 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        /* a number such as 1e300, with three digits in its exponent, is written as a string, because it is no
-         * measurement */
+        /* a number such as 1e300, with three digits in its exponent, is no measurement, so it is written as a string */
         if (s == exponent || s - exponent > 2) return false;
     }
     return s == end;
@@ -375,8 +375,8 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        /* a `lost` line, which reports the number of lost lines, is not counted in `lines`: its own loss is not worth a
-         * report */
+        /* A line `lost`, which reports the number of lost lines, is not counted in `lines`, because its own loss is
+         * not worth a report. */
         if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));

@@ -118,7 +118,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Enlarges a mapping. It moves the page tables and, unless that fails, copies no bytes. */
+/* Enlarges a mapping by moving its page tables. Bytes are copied only if that fails. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);

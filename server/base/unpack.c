@@ -161,8 +161,8 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, but passes zlib no more than it can count. Returns the result
- * of inflate(). */
+/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. Returns the
+ * result of inflate(). */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;

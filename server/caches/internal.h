@@ -60,11 +60,11 @@ struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
     struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
-    /* first characters of all ids that this process makes; other ids are from another process */
+    /* first characters of all ids that this process makes; an id that begins with others is from another process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: at least one device was lost, and its pool with it */
+    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
@@ -126,7 +126,7 @@ void cache_bury(struct caches *caches, struct cache *cache);
 /* Records when the cache expires, for caches_expire_all(). Call this when the last transaction on the cache has
  * ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
-/* Removes all caches that were unused for longer than their time to live. Before expires_ms it does nothing. */
+/* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);
 
 #endif

@@ -24,8 +24,8 @@ struct pages;
 struct pages *pages_new(size_t bytes, size_t granule);
 void pages_free(struct pages *pages); /* does nothing if `pages` is NULL */
 
-/* Returns the granule size for this much memory: a power of two, at least 4 KiB, with at most PAGES_GRANULES
- * granules. */
+/* Returns the granule size for a pool of `bytes` bytes: a power of two, at least 4 KiB, with at most PAGES_GRANULES
+ * granules in the pool. */
 size_t pages_granule_for(size_t bytes);
 
 size_t pages_granule(const struct pages *pages);

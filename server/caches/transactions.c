@@ -127,7 +127,8 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* the pointer is valid until any cache is removed, which find_row() tests */
+        /* the pointer stays valid until a cache is removed; find_row() tests whether one was removed */
+        step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;

@@ -268,8 +268,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors). All devices have one backend, so memory pinned by any
- * of them serves all. A lost device pins none. */
+/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices
+ * have one backend, so memory that one of them pins serves all. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;

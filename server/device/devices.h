@@ -162,8 +162,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Joins what the devices of a cut job found when they compared the outputs of their parts with the truth (job.h,
- * truth_found). All parts must have run. */
+/* Combines the differences that the devices of a cut job found between their parts' outputs and the exact outputs
+ * (job.h, truth_found). All parts must have run. */
 void cut_join_truths(struct job *job);
 /* True if the device is the CPU and runs a batch that will end soon. To send a second batch before that end gains no
  * time, and until then more jobs may join the second batch. *wait_ns becomes the time for which the second batch may

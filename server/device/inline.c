@@ -103,8 +103,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's registered range of a GPU's memory. Such a job copies nothing, whatever the
- * size of its tensors. */
+/* True if all tensors are in a client's registered range of a GPU's memory. Nothing is copied for the job then,
+ * whatever the size of its tensors. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -295,8 +295,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* gives the inline slot back, and the job is queued: a device's thread may wait for memory, an HTTP thread may
-     * not */
+    /* The inline slot is given back, and the job is queued, because a device's thread may wait for memory and an
+     * HTTP thread may not. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

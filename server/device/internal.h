@@ -46,8 +46,8 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of the batch's
-     * problems are on the stream. */
+    /* Numbers of problems: those for which the arrays have room, those of this batch, and those of this batch that
+     * are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
     double queued_s;
@@ -138,7 +138,7 @@ struct device {
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
     _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
     _Atomic bool usable;
-    _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
+    _Atomic bool lost; /* true: a thread that does not belong to the device has noted that the device is lost */
 };
 
 /* A stream of a device for HTTP threads, used by one of them at a time. */
@@ -159,7 +159,7 @@ struct devices {
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
-    _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
+    _Atomic int64_t inline_ns; /* time in nanoseconds that HTTP threads took for the jobs counted in inline_jobs */
 };
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
@@ -218,7 +218,8 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
 
-/* Returns the problem of some heads, batch rows or queries of a problem, with views of the tensors. */
+/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of the
+ * tensors of `whole`. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the tensor is read or written when the problem runs. */
 bool parts_use(const attn_problem *p, int id);

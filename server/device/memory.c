@@ -53,7 +53,7 @@ static const struct mirror *region_at(const struct slot *slot, int place)
 }
 
 /* Returns how many regions (pieces of host memory with a mirror) begin at or before this address. Only the last of
- * these may contain it. */
+ * these regions may contain the address. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;

@@ -193,7 +193,7 @@ void sums_add(const struct job *job, int64_t first, int64_t end)
 {
     const attn_problem *const p = job_problem(job, 0);
     const char *memory = job->sums->memory;
-    int64_t before = 0; /* number of elements of the outputs in front of the present one */
+    int64_t before = 0; /* number of elements of all outputs in front of the present output */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *const t = &p->tensor[id];
         if (!attn_is_sum_of_queries(p, (attn_tensor_id)id)) continue;

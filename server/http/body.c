@@ -201,7 +201,8 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* Progress counts the unpacked bytes of a compressed body if these are more than the received ones. */
+    /* The progress of a compressed body is the number of unpacked bytes, if it is larger than the number of received
+     * bytes. */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);

@@ -39,7 +39,7 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A spare descriptor that is kept for the time when no other is free (invariant 2 above). Only the loop's thread uses
+/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the loop's thread uses
  * it. */
 static int spare_fd = -1;
 

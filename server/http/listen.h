@@ -22,7 +22,7 @@ struct listener {
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* the loop's watch of the socket; NULL: no connections are accepted */
-    bool adopted;             /* another process (the supervisor) opened the socket and holds it too */
+    bool adopted;             /* true: another process (the supervisor) opened the socket, and holds it too */
     /* time at which listener_retire() was called for this listener; 0: it was not called */
     int64_t retired_ms;
     struct server *server;

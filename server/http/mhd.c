@@ -76,7 +76,8 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the address of the request's peer: if a trusted proxy sent the request, the client behind the proxy. */
+/* Sets the address of the request's peer. If a trusted proxy sent the request, the peer is the client behind the
+ * proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -34,7 +34,7 @@ enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed messag
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* text of the error; NULL: the error's title says everything */
+    const char *detail; /* text of the error; NULL: the answer has only the error's title */
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },

@@ -82,8 +82,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Copies inputs from shared memory to staging memory. The server checks the copy, since the client cannot change it any
- * more. Inputs in a GPU's memory stay there. */
+/* Copies inputs from shared memory to staging memory. The server checks the copy, because the client cannot change
+ * the copy. Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;

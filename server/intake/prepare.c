@@ -39,7 +39,7 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an item of the request before this one uses the same context (saved forward). */
+/* True if an earlier item of the request uses the same context (saved forward) as this item. */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -399,8 +399,8 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. Without memory for the truths of
- * checks, the CPU computes them, and *bytes becomes 0. */
+/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
+ * exact results of checks, the CPU computes them later, and *bytes becomes 0. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */

@@ -36,7 +36,8 @@ struct region {
     int writing;          /* number of the server's writes to the region that are running */
     bool intact;          /* true: no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
-    bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
+    /* true: the region is in the list `fresh` of regions to pin; the list holds a reference to the region */
+    bool is_to_pin;
     struct region *after; /* next region in the list `fresh` (regions to pin) */
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */

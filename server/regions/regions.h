@@ -74,8 +74,8 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is NULL.
- * Returns how many. Requests that use them continue. */
+/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is
+ * NULL. Returns the number of regions that it unregistered. Requests that use these regions continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
 /* Unregisters all regions (registered memory) of callers that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),

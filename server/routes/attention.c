@@ -29,7 +29,7 @@ const struct route_body attention_bodies[] = {
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* true: the value must be less than `most`; false: at most `most` */
+    bool below; /* true: the value must be less than `most`; false: the value must be at most `most` */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)

@@ -87,7 +87,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
-    /* For a merge there is one kernel, which has no row: every device merges whatever attn_merge_check() accepts. */
+    /* For a merge there is one kernel, which is in no table of kernels: every device merges whatever
+     * attn_merge_check() accepts. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))

@@ -70,7 +70,7 @@ struct route_doc {
     /* the parameters of the path, in the order in which the pattern has them */
     struct route_parameter parameters[REQUEST_PARAMETERS];
     uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
-    bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
+    bool plain_503;  /* true: an answer 503 of this route may be a line of text instead of a problem document */
 };
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
@@ -84,7 +84,7 @@ struct route {
     const char *endpoint; /* label in /metrics and the log; aliases of a path share one label */
     unsigned ports;
     unsigned token; /* the ports on which the route requires a token, if the server has tokens */
-    bool quiet;     /* requests are logged at level debug, because probes come every second */
+    bool quiet;     /* true: requests of this route are logged at level debug, because probes come every second */
     /* The first parameter of the path is the name of a model, the second its version (routes/kserve.h). */
     bool model;
     /* the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
@@ -121,8 +121,8 @@ static inline const proto_operation *route_operation(const struct route *route)
 
 /* The result of a search for a path and a method. */
 struct route_match {
-    /* The row with this path and method. If no row has the method, the first row with this path. NULL: the path does
-     * not exist. */
+    /* The row with this path and method. If no row has the method, it is the first row with this path. NULL: the
+     * path does not exist. */
     const struct route *route;
     bool answers;     /* true: the row `route` has the request's method, and not only its path */
     unsigned methods; /* the methods of all rows with this path: bits of enum route_method */

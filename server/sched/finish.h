@@ -38,7 +38,7 @@ struct finishing {
     int summing_left; /* number of shares of the gradients that are not added up yet; only the loop uses this member */
     struct job *job;  /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* set by the loop: no further piece will be run */
+    bool cancelled; /* true: the loop has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 

@@ -32,11 +32,11 @@ struct loop {
     int window_fd;
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* a first, empty piece of work, which makes libuv start its threads */
-    _Atomic int stops, reloads; /* number of signals to stop, and to reload, that are not handled yet */
+    _Atomic int stops, reloads; /* numbers of signals to stop, and of signals to reload, that are not handled yet */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
-    struct request *unwatched; /* the oldest request without a hang-up watch; all newer requests have none either */
+    struct request *unwatched; /* the oldest request without a hang-up watch; newer requests have no watch either */
     bool queue_changed;
     /* a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
     bool transactions_changed;

@@ -128,7 +128,8 @@ struct job {
     double bytes;
     /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
     double seconds;
-    double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
+    /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
+    double worst_seconds;
     /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
     const char *because;
     size_t tensor_bytes; /* bytes of the job's blocks of staging memory, which the queue counts */
@@ -165,9 +166,10 @@ struct job {
     bool wants_verify, wants_save, wants_count;
     /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
     bool wants_judge;
-    /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
+    /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
+     * encoded */
     bool wants_measure;
-    /* the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
+    /* true: the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
     struct caches *caches;               /* the table of the caches that the request names */
     struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
@@ -187,7 +189,7 @@ struct job {
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned; /* the loop has tried to begin the job's cache transaction */
+    bool scanned; /* true: the loop has tried at least once to begin the job's cache transaction */
     /* the result of the job is no longer wanted; the job keeps its request only until the batch ends, because a
      * device uses the client's memory */
     bool given_up;

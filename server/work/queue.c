@@ -181,8 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned one; so
-         * a job that moves back must not count as scanned */
+        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned job.
+         * So a job that moves back must not count as scanned. */
         other->scanned = false;
     }
 }
