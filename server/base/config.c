@@ -223,8 +223,8 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: option i was set by a flag or an environment variable */
-    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
+    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: true if a flag or an environment variable set option i */
+    /* from_flag[i]: true if a flag set option i; the first --listen flag replaces the addresses from the environment */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;

@@ -161,7 +161,8 @@ struct cache_step {
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    bool ends;
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
     /* the value of caches->burials (number of deleted caches) when row[].cache was found; while it is unchanged, the
      * pointers row[].cache are valid */

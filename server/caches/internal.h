@@ -21,7 +21,7 @@ struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
     char *memory;        /* address of page 0 of the pool, on the device */
     const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
-    bool opening;        /* a thread is allocating the pool's memory */
+    bool opening;        /* true: a thread is allocating the pool's memory */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */

@@ -35,7 +35,7 @@ static inline size_t lines_of(const attn_tensor *t)
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* the host's bytes must be copied to the device before the kernels run */
+    bool copy; /* true: the host's bytes must be copied to the device before the kernels run */
 };
 
 /* A place on a device for one batch that runs, with a stream. */

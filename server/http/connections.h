@@ -51,7 +51,7 @@ struct connection {
     int fd;
     bool plain;            /* true: the connection is not TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES]; /* address of the socket's other end */
-    _Atomic bool known;    /* a request on this connection has shown one of the tokens */
+    _Atomic bool known;    /* true: a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were received or sent since the present phase began */
@@ -70,7 +70,7 @@ struct connection {
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
-    /* The request was refused while its client may still be sending it. Only the HTTP thread uses it. */
+    /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
     /* Counter of connections that were cut to make room for others and are not removed yet. NULL: this connection was
      * not cut for that reason. */

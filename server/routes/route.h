@@ -85,9 +85,9 @@ struct route {
     unsigned ports;
     unsigned token; /* the ports on which the route requires a token, if the server has tokens */
     bool quiet;     /* true: requests of this route are logged at level debug, because probes come every second */
-    /* The first parameter of the path is the name of a model, the second its version (routes/kserve.h). */
+    /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
+    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
     bool hidden;
     /* The option with which the server offers the route. Without that option, the OpenAPI document leaves the route out
      * too. */
@@ -96,11 +96,12 @@ struct route {
     /* For a route with tensors: the formats of the body, and the operation. The body may have up to --max-body-bytes.
      * If the path names a model, the model determines the operation. */
     const struct route_body *bodies; /* formats of the body; NULL: the route has no tensors, and its body is dropped */
-    bool optional_body;              /* for a route without tensors: the body may be left out */
-    /* For a route without tensors: the body is kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES. */
+    bool optional_body;              /* for a route without tensors; true: the body may be left out */
+    /* For a route without tensors. True: the body is kept for the handler (request->text), up to
+     * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* The handler changes nothing, even if its method is not GET, so a client may repeat the request. If there is no
-     * memory for the answer, the client gets 503. (For other handlers the connection is closed without an answer.) */
+    /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
+     * is no memory for the answer, the client gets 503. With false, the connection is then closed without an answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills the

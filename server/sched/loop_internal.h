@@ -38,11 +38,11 @@ struct loop {
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
     struct request *unwatched; /* the oldest request without a hang-up watch; newer requests have no watch either */
     bool queue_changed;
-    /* a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
+    /* true: a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
     bool transactions_changed;
-    /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
+    /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* the last scan of waiting transactions ended before the end of the queue */
+    bool scan_cut; /* true: the last scan of waiting transactions ended before the end of the queue */
     uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;

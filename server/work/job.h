@@ -84,13 +84,13 @@ struct job_part {
 
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
-    bool left;           /* the part has left for a device in a batch */
+    bool left;           /* true: the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
-    bool ran;           /* the kernels ran and did not fail */
+    bool ran;           /* true: the kernels ran and did not fail */
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
@@ -164,7 +164,8 @@ struct job {
      * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
+    /* true: the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its
+     * truth */
     bool wants_judge;
     /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
      * encoded */
@@ -190,12 +191,12 @@ struct job {
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
     bool scanned; /* true: the loop has tried at least once to begin the job's cache transaction */
-    /* the result of the job is no longer wanted; the job keeps its request only until the batch ends, because a
-     * device uses the client's memory */
+    /* true: no client wants the job's result; the job keeps its request until the batch ends, because a device uses
+     * the client's memory */
     bool given_up;
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
-    bool follows;   /* another job of the same KServe model is before this one in the batch */
+    bool follows;   /* true: another job of the same KServe model is before this job in the batch */
     /* time of the part that took longest so far; the job's times by stage are those of this part
      * (batch_note_times()) */
     int64_t longest_ns;

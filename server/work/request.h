@@ -93,7 +93,7 @@ struct answer {
     int status;
     const char *content_type;
     char *body;    /* the body of the answer, from malloc(), which libmicrohttpd will free; NULL: none */
-    bool constant; /* the body of the answer is a constant, and libmicrohttpd does not free it */
+    bool constant; /* true: the body of the answer is a constant, which libmicrohttpd must not free */
     size_t length;
     const char *csp; /* value of the header Content-Security-Policy; NULL: none */
     /* value of the header Location, the path of the resource that the request made; empty: no such header */
@@ -133,10 +133,10 @@ struct request {
 
     /* The owner of the request's present state uses the members below. */
     struct job *job; /* a reference to the request's job */
-    bool failed;     /* the request has failed, and its answer is a problem document (an error as JSON) */
+    bool failed;     /* true: the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
     attn_error why; /* text of the error, and its pointer into the body, for the problem document */
-    bool gone;      /* the client left while the request waited, so no answer is sent */
+    bool gone;      /* true: the client left while the request waited, so no answer is sent */
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
