@@ -376,7 +376,8 @@ enum {
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU whose memory already has
  * all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread: 1.5 ms of an H200. */
+/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
+ * many in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The floating-point operations per second that the watchdog expects of any device: a batch may take --watchdog-ms
  * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the

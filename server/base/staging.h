@@ -75,8 +75,8 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **bl
                          attn_error *err);
 void staging_release(struct staging_pool *staging, struct staging_block *block); /* does nothing if `block` is NULL */
 
-/* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. It counts as
- * leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */
+/* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. The
+ * memory counts as leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */
 attn_status staging_count(struct staging_pool *staging, struct caller *caller, size_t bytes, attn_error *err);
 void staging_count_back(struct staging_pool *staging, struct caller *caller, size_t bytes);
 

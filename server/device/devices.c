@@ -7,12 +7,12 @@
  *
  * Invariants
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or with a single stream, it may have one more, because the device would otherwise be idle between two
- *    batches. All flows together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has
- *    no other batch on the device.
+ *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
+ *    two batches. All flows together may have the number of one flow, and DEVICE_GUESTS more. A guest is the batch of
+ *    a flow that has no other batch on the device.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
- *    the others belong to several flows, the oldest of them must also have run for a multiple of the time that the
- *    guest needs (DEVICE_GUEST_FACTOR).
+ *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
+ *    time that the guest needs (DEVICE_GUEST_FACTOR).
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
  *    The loop or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"

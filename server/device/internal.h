@@ -49,7 +49,7 @@ struct slot {
     /* Numbers of problems: those for which the arrays have room, those of this batch, and those of this batch that
      * are on the stream. */
     int room, count, launched;
-    /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
+    /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
     /* true: the batch must wait for the turn of its flow (client) before more kernels are put on the stream */
     bool blocked;
@@ -145,7 +145,7 @@ struct device {
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* on the CPU a device handle of its own, on a GPU the handle that the device's thread uses too */
+    /* on the CPU: a device handle for this slot alone; on a GPU: the handle that the device's thread uses too */
     attn_device *handle;
     struct slot slot; /* the stream, workspace and batch of the inline slot */
 };

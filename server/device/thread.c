@@ -206,10 +206,10 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
- * the kernels of other flows (clients). So long batches of one flow take turns: only one of them runs while another
- * flow has a batch on the device, otherwise as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is
- * next. */
+/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and
+ * delay the kernels of other flows (clients). So long batches of one flow take turns. While another flow has a batch
+ * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The
+ * batch that has waited longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -492,7 +492,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* the kernels of an adopted batch (of a late job) are on the stream already */
+    if (batch->adopted) { /* this batch is a late job that was taken over, and its kernels are on the stream already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }

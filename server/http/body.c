@@ -332,7 +332,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     return MHD_YES;
 }
 
-/* Call this when the last byte of the body has arrived. Decides where its job runs. */
+/* Call this when the last byte of the body has arrived. Decides where the job of the body runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);

@@ -205,7 +205,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            /* bytes are left: without a suspension the connection would hang (quirk 5 of mhd_quirks.h) */
+            /* Bytes are left, so the connection is suspended. Without a suspension it would hang (quirk 5 of
+             * mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);

@@ -2,8 +2,9 @@
  * memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
- * It belongs to the token that registered it and is invisible to others. It holds a descriptor, or the opened memory.
- * So it stays valid for running requests when the client unlinks the object or unregisters the region.
+ * A region belongs to the token that registered it, and is invisible to other tokens. A region holds a descriptor, or
+ * the opened memory, so it stays valid for running requests when the client unlinks the object or unregisters the
+ * region.
  *
  *     POST .../register -> regions_register()                                           the table has it
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
@@ -13,21 +14,22 @@
  *     FINISHING         -> region_uses_write()   writes the outputs
  *                          region_uses_free()
  *
- * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of it, as
- * a page that was cut off would raise SIGBUS. It uses pread() and pwrite(), in pieces, on threads that keep no other
- * request waiting. The data are checked in the copy and never read again.
+ * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of the
+ * object, because a page that was cut off would raise SIGBUS. The CPU uses pread() and pwrite(), in pieces, on threads
+ * that keep no other request waiting. The server checks the data in its copy, and does not read the object again.
  *
  * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver
- * maps and holds these pages, so they remain when the object is truncated. The object's modification time tells
- * whether they still belong to it: truncating it or making a hole changes that time, and so does the first write to a
- * mapped page. A region is pinned after its registration was answered, with its holes filled, and again after a
- * modification, within bounds (limits.h). Without a valid pin, tensors are copied as above.
+ * maps and holds these pages, so the pages remain when the object is truncated. The object's modification time tells
+ * whether the pages still belong to the object: it changes when the object is truncated, when a hole is made, and at
+ * the first write to a mapped page. A region is pinned after its registration was answered, with its holes filled, and
+ * again after a modification, within bounds (limits.h). Without a valid pin, the CPU copies the tensors.
  *
- * A GPU uses tensors in its own memory in place. The CPU does not read them, so only tensors whose values need no
- * check may lie there (proto_may_lie_on_device()). The client must leave them alone until the kernels are done.
+ * A GPU uses tensors in its own memory in place. The CPU does not read these tensors, so only tensors whose values need
+ * no check may lie there (proto_may_lie_on_device()). The client must not change them until the kernels are done.
  *
- * The last user of a region does not close it. For an unlinked object close() frees all pages, which takes seconds for
- * some gigabytes. Closing a GPU's memory may wait for all work there. The table has its own thread for this. */
+ * The last user of a region does not close the region, because that may take long: close() of an unlinked object frees
+ * all pages, which takes seconds for some gigabytes, and closing a GPU's memory may wait for all work on the GPU. The
+ * table has a thread of its own that closes regions. */
 #ifndef REGIONS_H
 #define REGIONS_H
 

@@ -27,10 +27,10 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* Each state: its id, label in /metrics, the role of the owner, the slot in the queue, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A running job is
- * then left to its device, and freed when the device returns it. That is soon, because a batch that no request waits
- * for is cancelled. A request whose job uses its client's memory in place is held until the job ends, unless the device
- * hangs or the server ends. A state ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If its job runs,
+ * the job is left to the device, and freed when the device returns it. The device returns the job soon, because a
+ * batch that no request waits for is cancelled. A request whose job uses its client's memory in place is held until the
+ * job ends, unless the device hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
