@@ -255,8 +255,8 @@ enum {
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
 };
 
-/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten milliseconds,
- * which all its members wait for. */
+/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten
+ * milliseconds, and all jobs of the batch wait for its end. */
 #define QUEUE_BATCH_FLOPS 1e9
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
@@ -412,8 +412,8 @@ enum {
     STAGING_AHEAD_SHARE = 4,
     /* warm staging memory (kept for the next request) goes back to the system if it is unused for this long */
     STAGING_WARM_MS = 30000,
-    /* Longest document about this server, in bytes. Today's longest, /openapi.json, has less than a hundredth of
-     * them. */
+    /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
+     * hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
      * need */
@@ -497,7 +497,7 @@ enum {
     MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
     MAIN_THREAD_BYTES = 8 << 20, /* memory of an HTTP thread: stack, malloc's arena, INLINE_KEEP */
 
-    /* time after the last answers for threads to be joined, and for devices and memory to be released */
+    /* after the last answers: time for joining threads, and for releasing devices and memory */
     SIGNALS_GRACE_MS = 5000,
     /* when the server stops: time for the devices' threads to end work that nobody waits for */
     MAIN_STOP_WAIT_MS = 1000,

@@ -104,7 +104,7 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* escapes a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\'); /* puts a backslash in front of a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;

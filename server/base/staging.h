@@ -64,7 +64,7 @@ void staging_free(struct staging_pool *staging); /* frees the pool; all its bloc
  * BUSY (other leases use the memory now), QUOTA (the caller's own leases have used up its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
-/* Leases a block for announced bytes, before they arrive. If it cannot, returns false, and *block is NULL. */
+/* Leases a block for announced bytes, before the bytes arrive. On failure returns false and sets *block to NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
 /* Ends the leasing ahead of a block: enough of its bytes have arrived, and the block counts as an ordinary one from

@@ -18,7 +18,7 @@
 #include "server/base/config.h"
 #include "server/base/limits.h"
 
-/* libuv's number of threads if UV_THREADPOOL_SIZE is not set, and its maximum */
+/* libuv's number of threads if UV_THREADPOOL_SIZE is not set, and the largest number that libuv allows */
 enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 
 int threads_of_libuv(void)

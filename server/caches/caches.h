@@ -76,8 +76,8 @@ void caches_add_pool(struct caches *caches, int device, const char *name, const 
 /* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
  * the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
- * transaction. */
+/* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
+ * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
 /* Returns the least memory, in bytes, that caches take on any device. Every device has at least that much less memory
  * for the tensors of requests. */

@@ -71,7 +71,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Returns the way in which `count` devices share the problem. `sums`: gradients may be added up from parts. */
+/* Returns the way in which `count` devices share the problem (by heads, batch rows or queries). `sums`: gradients
+ * may be added up from parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);

@@ -38,7 +38,7 @@ struct mirror {
     bool copy; /* true: the host's bytes must be copied to the device before the kernels run */
 };
 
-/* A place on a device for one batch that runs, with a stream. */
+/* A place on a device, with a stream, for one batch that runs. */
 struct slot {
     attn_stream *stream;
     struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */

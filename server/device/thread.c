@@ -507,8 +507,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams are done. `wait`: waits for at least one stream. True: at least one batch has
- * ended. */
+/* Ends the batches whose streams are done. With `wait`, first waits until a stream is done. True: at least one batch
+ * has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;

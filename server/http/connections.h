@@ -109,8 +109,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed first.
-     * Each is checked again before it is closed. */
+    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed
+     * first. Each connection is checked again before it is closed. */
     struct {
         int fd;
         int rank;

@@ -171,8 +171,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* the server itself computed the lse of a context (saved forward), and the keys of a cache transaction are known
-     * only when it begins, so neither lse is checked */
+    /* The server itself computed the lse of a context (saved forward), so that lse is not checked. The keys of a
+     * cache transaction are known only when the transaction begins, so its lse cannot be checked here. */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

@@ -301,7 +301,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path: of all rows that have the path of row `first`, which is the first of them. */
+/* Writes the operations of one path, one for each row with this path. Row `first` is the first of these rows. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

@@ -168,8 +168,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can leave now: all wait for another device, for room on this one, or for other jobs to join the
-         * batch. */
+        /* No job can leave now: every job waits for another device, for room on this device, or for other jobs to
+         * join the batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);

@@ -67,8 +67,8 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running job when the
- * device returns it. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job
+ * is freed when the device returns the job. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. A held request (one whose client's memory is in use) is answered when it is no
  * longer held. */
@@ -110,8 +110,8 @@ void batches_mark(struct batch *batch);
 void batches_window(uv_poll_t *poll, int status, int events);
 /* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* Disables devices that do not finish their batches in time, and answers the requests. The jobs stay with the device,
- * because it may still write to their memory. */
+/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs
+ * stay with the device, because it may still write to their memory. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

@@ -36,8 +36,8 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Removes and returns the piece whose flow (client) has used the least time. If several have used the same, it takes
- * the oldest piece. */
+/* Removes and returns the piece whose flow (client) has used the least time. If several flows have used equally
+ * little, the function takes the oldest of their pieces. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;

@@ -245,8 +245,8 @@ bool job_needs_device(const struct job *job, int device);
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the memory of the job's tensors early. Call this when no one reads them any more and there is a single
- * reference. */
+/* Frees the memory of the job's tensors early. Call this when no one reads the tensors any more and the job has a
+ * single reference. */
 void job_release_memory(struct job *job);
 
 #endif

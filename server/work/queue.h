@@ -87,8 +87,8 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * has used, without the time of work that still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs(): a batch led by a job of this flow has left for a device at left_ns. queue_flow_ran(): that batch
- * is back. `flow` may be NULL. */
+/* Call queue_flow_runs() when a batch led by a job of this flow has left for a device at the time left_ns, and
+ * queue_flow_ran() when the batch is back. `flow` may be NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
