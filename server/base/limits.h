@@ -362,7 +362,7 @@ enum {
     /* length of a sleep between two polls; the kernel doubles it, which is still too short for the core to enter a
      * deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for this long; after a longer wait, a small delay in noticing the end does not matter */
+    /* a thread polls for at most this long; after a longer wait, a small delay in noticing the end does not matter */
     NAPS_NS = 2000000,
     /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
      * polling would take time from the others. */

@@ -154,7 +154,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the caller's share of a bound, which is added up over all pools; INT64_MAX: there is no limit. */
+/* Returns the caller's share of the sum of a bound over all pools; INT64_MAX: there is no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {

@@ -23,7 +23,7 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a checked tensor without gaps, rounded up to a multiple of MERGE_LINE. */
+/* Returns the bytes that a checked tensor takes if it is contiguous, rounded up to a multiple of MERGE_LINE. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;

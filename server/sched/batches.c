@@ -244,7 +244,7 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* After the answer the client may use its shared memory again, so the request is held until the writing is over. */
+    /* After the answer the client may use its shared memory again, so no answer is sent until the writing is over. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);

@@ -30,7 +30,8 @@ void transaction_free(struct job *job); /* does nothing for a job without a tran
  * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to them. */
+/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to the array of
+ * moves. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif
