@@ -107,8 +107,8 @@ enum {
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
      * instead. An open connection has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. TLS took 28 KiB
-     * more with GnuTLS 3.7.9. A running request has a record, a parser and an unpacker (72 KiB). It also has one of
-     * these: the beginning of its text, a body that was kept whole, or a block of its answer. */
+     * more with GnuTLS 3.7.9. A running request has a record, a parser and an unpacker (72 KiB). A running request also
+     * has one of three things: the beginning of its text, a body that was kept whole, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
@@ -276,11 +276,11 @@ enum {
  * not checked for it. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. Its FlashMask
- * bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32, because
- * these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
- * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more
- * if there are few rows of queries. */
+/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. The problem's
+ * FlashMask bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32,
+ * because these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
+ * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more if
+ * there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check may add to the estimated time of a problem. A check that would take longer
  * looks at fewer rows. */

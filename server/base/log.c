@@ -14,7 +14,7 @@
  *
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
- * 2. A line is in the buffers whole or not at all. It has exactly one newline, its last byte.
+ * 2. A line is in the buffers whole or not at all. A line has exactly one newline, its last byte.
  * 3. Every lost line is counted. Once standard error takes lines again, a line `lost lines=<n>` reports them.
  * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
  * second, the rest is only counted. INFO lines are not limited, as each request has one by design. */

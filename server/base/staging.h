@@ -70,7 +70,8 @@ bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, si
 /* Ends the leasing ahead of a block: enough of its bytes have arrived, and the block counts as an ordinary one from
  * now on. Does nothing to blocks that were not leased ahead. */
 void staging_arrived(struct staging_pool *staging, struct staging_block *block);
-/* Enlarges *block to at least `bytes`. Its first `used` bytes are kept. After an error the block is unchanged. */
+/* Enlarges *block to at least `bytes`. The first `used` bytes of the block are kept. After an error the block is
+ * unchanged. */
 attn_status staging_grow(struct staging_pool *staging, struct staging_block **block, size_t used, size_t bytes,
                          attn_error *err);
 void staging_release(struct staging_pool *staging, struct staging_block *block); /* does nothing if `block` is NULL */

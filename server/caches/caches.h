@@ -1,8 +1,8 @@
 /* caches.h: keys and values that stay on the server between requests (/v1/caches). A table keeps the owner and the
  * length of each cache. Transactions read or extend caches.
  *
- * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of
- * page_size positions (caches/pages.h) in the memory of one device:
+ * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. Keys and values lie in pages
+ * of page_size positions (caches/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *

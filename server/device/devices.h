@@ -2,7 +2,7 @@
  * CPU has one thread per stream, which computes.
  *
  * The loop submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous: while
- * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. It uses no
+ * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. The thread uses no
  * callbacks, because a device in error calls none.
  *
  * What can go wrong on a device, and what the server does then:

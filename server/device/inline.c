@@ -24,8 +24,8 @@
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
  *    thread uses them until the job is adopted or settled.
- * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. Its request holds the
- *    reference on the way to the loop, and its batch holds it afterwards. */
+ * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
+ *    this reference on the way to the loop, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 

@@ -10,8 +10,8 @@
  * Each call of truth_launch() puts some 25 ms of work on the stream, as launch_group() does with kernels. Between two
  * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
- * With `verify`, all items use the same memory for their truth, one after the other. Their distances lie among the
- * outputs. The truth of a check lies there itself.
+ * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
+ * their truth lie among the outputs. In a check, the truth itself lies among the outputs.
  *
  * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
  * the job are the largest of its parts (cut_join_truths()). A check is not cut. */

@@ -246,9 +246,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection, in a phase in which no answer can follow. Its FIN (the
- * end of its bytes) may have arrived together with its last bytes, and then epoll reports no event for it. While
- * nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+/* True if the client has closed its side of the connection, in a phase in which no answer can follow. The client's FIN
+ * (the end of its bytes) may have arrived together with its last bytes, and then epoll reports no event for the FIN.
+ * While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };

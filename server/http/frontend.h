@@ -22,7 +22,7 @@ struct frontend {
 
 /* Uses the listeners, which must be open, until frontend_close(). */
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
-/* Starts the threads of the web servers. They get no connections before frontend_start(). */
+/* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
 /* Starts to accept connections in the loop. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);

@@ -66,7 +66,7 @@ struct http_head {
 };
 
 void http_head_begin(struct http_head *head, const char *version);
-/* Adds one header. `value` may be NULL (the header has no value). Both strings must end with NUL, although their
+/* Adds one header. `value` may be NULL (the header has no value). `name` and `value` must end with NUL, although their
  * lengths are given too. */
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);

@@ -6,8 +6,8 @@
  * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413 answer.
  *
  * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
- * bytes are dropped. It is closed as soon as everything has been delivered or the client has closed too, and at the
- * latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
+ * bytes are dropped. The socket is closed as soon as everything has been delivered or the client has closed too, and at
+ * the latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
  *
  * Many clients send all of a request before they read anything. If a request was refused before all of it had arrived
  * (LINGER_DROP), the delivery of its answer does not end the wait. Arriving bytes are dropped until the client closes

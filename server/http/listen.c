@@ -8,9 +8,9 @@
  * the backlog would keep waking the loop for connections that it cannot accept.
  * 3. In one turn, the loop accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not wait.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
- * closed, also between the last accept() and close(), and close() resets the connections in the backlog. Their clients
- * may have sent their requests, and a load balancer may not repeat a request. listener_hide() therefore makes the
- * kernel refuse new handshakes before the listener is closed. */
+ * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
+ * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
+ * therefore makes the kernel refuse new handshakes before the listener is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>

@@ -1,7 +1,7 @@
 /* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
  * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
  * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
- * libuv's threads (sched/finish.h). That may be slow, so it is bounded.
+ * libuv's threads (sched/finish.h). The CPU may be slow, so its work is bounded.
  *
  * A device may also compute the truth that the judge of a check compares results with. */
 #ifndef VERIFY_H

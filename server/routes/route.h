@@ -104,10 +104,10 @@ struct route {
      * is no memory for the answer, the client gets 503. With false, the connection is then closed without an answer. */
     bool only_reads;
     proto_op op;
-    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills the
-     * answer, or fails the request (request_fail). request->parameters has the parameters of the path. The decoded body
-     * of an operation is request->job->call, where each item has its own error. Any HTTP thread may call the
-     * handler. */
+    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). The handler
+     * fills the answer, or fails the request (request_fail). request->parameters has the parameters of the path. The
+     * decoded body of an operation is request->job->call, where each item has its own error. Any HTTP thread may call
+     * the handler. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;

@@ -49,9 +49,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
- * transaction has ended since the last full scan, only new transactions are examined, because a full scan takes
- * long. */
+/* Begins those cache transactions that can begin, from the oldest on. The jobs of these transactions may then leave for
+ * a device. If no transaction has ended since the last full scan, only new transactions are examined, because a full
+ * scan takes long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;

@@ -71,7 +71,7 @@ struct job_range {
  * so all parts of a job leave at the same time.
  *
  * 1. A part leaves once, for a device that can compute it.
- * 2. A job is over when all its parts are back. It may then be joined again, and queued again as a whole.
+ * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
  * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
  *    CANCELLED: when one part fails, the server cancels the others. */
 struct job_part {

@@ -6,8 +6,8 @@
  *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
  *   transaction_free()     when the job is freed
  *
- * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). It does so
- * only if no other transaction waits. */
+ * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). An HTTP
+ * thread does so only if no other transaction waits. */
 #ifndef TRANSACTION_H
 #define TRANSACTION_H
 
