@@ -26,7 +26,7 @@ enum {
     LENGTH_BYTES = 8,   /* size in bytes of the number that begins a file: its header's length */
     CHECK_SECONDS = 60, /* number of seconds that the judge may take for a check */
     LINES_WORST = 3,    /* number of elements that are printed, those with the largest errors */
-    LINES_REASONS = 3,  /* largest number of explanations of errors that are printed */
+    LINES_REASONS = 3,  /* largest number of printed explanations of errors */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */

@@ -8,7 +8,7 @@
 
 enum { RESULTS = 5, BLOCKS = ATTN_TENSOR_COUNT + RESULTS + 1 };
 
-/* The GPU that computes the truth of a check, with its memory, which close_gpu() frees. */
+/* The GPU that computes the exact results of a check, and its memory, which close_gpu() frees. */
 struct gpu {
     attn_device *device;
     attn_stream *stream;

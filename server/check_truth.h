@@ -10,10 +10,10 @@ struct check_truth {
     double *memory;
 };
 
-/* Computes the truth of a check on a GPU, if the judge wants it from one (judge_wants()). `devices` is "auto", "cpu",
- * or the number of a GPU. *computed becomes false where the judge must compute the truth itself: the problem is small,
- * `devices` is "cpu", or it is "auto" and no GPU computes this truth. Errors: INVALID (there is no such GPU), those of
- * the GPU. */
+/* Computes the truth (exact results) of a check on a GPU, if judge_wants() asks for it. `devices` is "auto", "cpu"
+ * or the number of a GPU. *computed becomes false where the judge must compute the truth itself: for a small
+ * problem, for "cpu", and for "auto" if no GPU computes this truth. Errors: INVALID (there is no such GPU), or an
+ * error of the GPU. */
 attn_status check_truth_compute(const char *devices, const proto_item *item, struct check_truth *truth, bool *computed,
                                 attn_error *err);
 void check_truth_free(struct check_truth *truth);

@@ -91,8 +91,8 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before` blocks SIGTERM, SIGINT and SIGHUP (signals_block()). A server starts with it, so that no signal is
-     * lost. */
+    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked (signals_block()). The server process starts
+     * with this mask, so that no signal is lost. */
     sigset_t watched, before;
     int64_t kill_ms = 0; /* time at which the server is killed; 0: the server was not told to stop */
     int failures = 0;
@@ -106,7 +106,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: time to start the next server, while none runs */
+    /* start_ms: time at which the next server starts; used while no server runs */
+    int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
         const int64_t until_ms = child > 0 ? kill_ms > 0 ? kill_ms : clock_ms() + 3600000 : start_ms;

@@ -50,8 +50,8 @@ struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller); /* does nothing if `caller` is NULL */
 
-/* Initialiser of the account of clients without a token. It has no reference count and may use 100 percent of each
- * bound. */
+/* Initialiser of the account of clients without a token. The account has no reference count and may use 100 percent
+ * of each bound. */
 #define CALLER_EVERYBODY \
     {                    \
         .percent = 100   \

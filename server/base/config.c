@@ -41,14 +41,13 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* upper bound of the default of --staging-bytes: more pinned memory would shrink the page cache and make nothing
- * faster */
+/* largest default value of --staging-bytes; more staging memory would make nothing faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
-/* A copy of an option's text. It lives as long as the process, because struct config points to it. The list keeps all
- * copies reachable, so that leak checkers do not report them. */
+/* A copy of an option's text. The copy lives as long as the process, because struct config points to it. The list
+ * keeps all copies reachable, so that leak checkers do not report them. */
 struct kept {
     struct kept *next;
     char text[];
@@ -142,8 +141,8 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". If it knows no hint, it
- * writes "". */
+/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". Writes "" if there
+ * is no hint. */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
@@ -224,8 +223,8 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: option i was set by a flag or an environment variable */
-    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
+    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: true if a flag or an environment variable set option i */
+    /* from_flag[i]: true if a flag set option i; the first --listen flag replaces the addresses from the environment */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
@@ -503,9 +502,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files. `spare` of these are reserved for other uses. If
- * `spare` is more than half of `files`, the connections get half of the files that the process and its threads do not
- * need. */
+/* Returns how many connections are possible with `files` open files. `spare` of these files are reserved for other
+ * uses. If `spare` is more than half of `files`, the connections get half of the files that the process and its
+ * threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

@@ -43,7 +43,7 @@ struct config {
     /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
      * lost */
     int64_t watchdog_ms;
-    /* files and an origin that turn on optional features; NULL: the feature is off */
+    /* the token file, the TLS certificate, its key, and the origin that CORS allows; NULL: the option is not given */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
     /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
@@ -64,8 +64,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* config_one_connection_bytes() returns an upper bound on the memory of one open connection and its request, and
- * config_connection_bytes() that of all connections together. The tensors of requests are not included. */
+/* Upper bounds on memory, without the tensors of requests: config_one_connection_bytes() for an open connection and
+ * its request, config_connection_bytes() for all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);
@@ -91,9 +91,9 @@ enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
  * option names cannot be read, and one line on stderr says so; the program should exit with 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* Reads the options as config_load() does, but prints nothing. CONFIG_BAD and CONFIG_BAD_FILE leave their line in
- * `message`, without a newline. After CONFIG_EXIT_OK the caller looks in argv for the text to print; see
- * config_help(). */
+/* Reads the options as config_load() does, but prints nothing. On CONFIG_BAD and CONFIG_BAD_FILE, `message` has the
+ * line that config_load() would print, without a newline. On CONFIG_EXIT_OK the caller finds in argv which text to
+ * print; see config_help(). */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
 void config_help(FILE *to);          /* prints --help, at most 100 columns wide; call config_read() first */

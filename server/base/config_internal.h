@@ -67,9 +67,9 @@ extern const size_t config_option_count; /* number of options in config_options[
  * suffix, so every text reads back as exactly the same size. */
 const char *config_size_text(int64_t bytes, char text[24]);
 
+enum { CONFIG_HINT_BYTES = 160 };
 /* Writes a hint for a value that is no valid size but clearly means one within the option's range: 1.5G gets "; write
  * 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
-enum { CONFIG_HINT_BYTES = 160 };
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
 /* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Other

@@ -9,7 +9,7 @@
 struct config_suggestion {
     const char *names; /* names that other servers give to an option, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    /* advice for a user of this name, because attnd has no option like it; NULL: attnd has one */
+    /* advice for a user of these names, for which attnd has no option; NULL: attnd has an option for them */
     const char *instead;
 };
 extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */
@@ -17,9 +17,10 @@ extern const struct config_suggestion config_suggestions[]; /* in the last row `
 /* Returns the row whose names include `name`, or NULL. Upper and lower case are equal, and so are '_' and '-'. */
 const struct config_suggestion *config_suggestion(const char *name);
 
-/* True if Kubernetes or a Docker link set the variable, which is then no option. Both set variables for every service
- * called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR. Docker adds
- * ATTND_NAME=/client/attnd and the other container's environment, such as ATTND_ENV_PATH. */
+/* True if Kubernetes or a Docker link set the variable, which is then no option. Kubernetes and Docker set variables
+ * for every service called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080,
+ * ATTND_PORT_8080_TCP_ADDR. Docker adds ATTND_NAME=/client/attnd and the other container's environment, such as
+ * ATTND_ENV_PATH. */
 bool config_is_service_link(const char *name, const char *value);
 
 /* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. A variable like that

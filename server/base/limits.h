@@ -42,7 +42,7 @@ enum {
     LISTEN_DOOR_MS = 100,
     /* as LISTEN_DOOR_MS (time for handshakes to end), for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
-    /* after this much silence the kernel probes whether the client of a connection is still there */
+    /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
     LISTEN_USER_TIMEOUT_MS = 30000, /* a client that has not acknowledged sent bytes for this long counts as vanished */
     /* Retry-After in seconds of a refused connection; it is short, because other connections end all the time */
@@ -60,11 +60,13 @@ enum {
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
     FRONTEND_SWEEP_CONNECTIONS = 2000,
-    /* The least rate of a body or an answer that takes longer than --body-timeout-ms (see that option's help). */
+    /* The least rate, in bytes per millisecond, of a body or an answer that takes longer than --body-timeout-ms (see
+     * that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* On a server with tokens, a connection that has shown no token is closed if another connection needs its place.
-     * Before that, it has this long to send a body that is refused, and as long again to fetch its answer. */
+    /* On a server with tokens, a connection that has shown no token may be closed if another connection needs its
+     * place. This is the time that the connection has to send a body that is refused, and again to fetch its
+     * answer. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection with a token (on a server without tokens: any connection) is not closed for another connection
      * before it has been idle for this long, because a busy client sends its next request sooner. */
@@ -79,7 +81,8 @@ enum {
     LINGER_MS = 10000,
     /* largest number of sockets in lingering close; if there is one more, the oldest is closed early */
     LINGER_MOST = 256,
-    LINGER_SPARE_FILES = 32, /* file descriptors that sockets in lingering close must leave free */
+    /* number of file descriptors that must stay free when sockets are kept in lingering close */
+    LINGER_SPARE_FILES = 32,
     /* largest number of sockets in lingering close (kept until the client has its answer) that are read in one turn of
      * the loop */
     LINGER_EVENTS = 16,
@@ -104,16 +107,16 @@ enum {
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
      * instead. An open connection has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. TLS took 28 KiB
-     * more with GnuTLS 3.7.9. A running request has a record, a parser and an unpacker (72 KiB). It also has one of
-     * these: the beginning of its text, a body that was kept whole, or a block of its answer. */
+     * more with GnuTLS 3.7.9. A running request has a record, a parser and an unpacker (72 KiB). A running request also
+     * has one of three things: the beginning of its text, a body that was kept whole, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
     /* by default, connections may use an eighth of the memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
-    /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
-     * and a sleeping thread would need as long again to wake. */
+    /* Time for which a thread polls for the next request after it has sent an answer from a GPU. A client needs 20
+     * us to send its next request, and a sleeping thread would need another 20 us to wake. */
     HTTP_EXPECT_NS = 50000,
     /* idle time after which libmicrohttpd closes a connection; only a fallback, because connections.c closes it
      * earlier */
@@ -126,15 +129,18 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Texts of requests and answers up to this size are not counted as memory; longer ones count as staging memory. */
+    /* Texts of requests and answers up to this size in bytes are not counted. A longer text counts as staging
+     * memory. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
     /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
-    /* longest token; a token is compared in full with all tokens, so that the time taken reveals nothing about them */
+    /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
+     * the tokens */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; they have 1 MiB together, and the token of a request is compared with all of them */
+    /* largest number of tokens; all tokens together have 1 MiB, and the token of a request is compared with all of
+     * them */
     TOKEN_MAX_COUNT = 4096,
 };
 
@@ -144,9 +150,8 @@ enum {
     /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads them before more are
      * unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
-    /* Bytes that an HTTP thread unpacks for one connection before it turns to another one: a millisecond of work.
-     * Without this limit, 80 KiB that have arrived could unpack to 80 MiB, which take 100 ms. Turning to another
-     * connection adds a fiftieth to the time. */
+    /* Bytes that an HTTP thread unpacks for one connection before it serves another connection: a millisecond of
+     * work. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB, which takes 100 ms. */
     UNPACK_TURN_BYTES = 256 << 10,
     /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
      * to a hundredth. A body that shrinks further is either small or an attack. */
@@ -160,8 +165,8 @@ enum {
 enum {
     /* An answer up to this size is encoded at once and sent in one call. A larger one is encoded block by block. */
     ANSWER_SMALL_BYTES = 256 << 10,
-    /* If the inputs of a request have this size in bytes or more, its answer gets memory of its own, and the memory of
-     * the inputs is released early, for another request. */
+    /* If the inputs of a request have this many bytes or more, its answer gets memory of its own. The memory of the
+     * inputs is then released early and can serve another request. */
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
@@ -173,44 +178,45 @@ enum {
 /* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
 
 enum {
-    LOOP_TICK_MS = 10,        /* interval between two searches for requests that have waited for LOOP_WATCH_AFTER_MS */
-    LOOP_WATCH_AFTER_MS = 20, /* once a request has waited this long, the loop watches whether its client leaves */
+    LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited for LOOP_WATCH_AFTER_MS */
+    /* when a request has waited for this long, the loop begins to watch whether the request's client leaves */
+    LOOP_WATCH_AFTER_MS = 20,
     /* interval of sweeps over all connections; a client that leaves during its request is noticed within two sweeps */
     LOOP_SWEEP_MS = 40,
-    /* if at least this many connections were open and most are closed now, memory is returned to the system */
+    /* memory is returned to the system if at least this many connections were open and most of them are closed now */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time after a drain for the last answers to be sent */
 
-    /* A body is checked on another thread if its text, without tensor data, has more bytes than this, which take 2
-     * ms. */
+    /* A body whose text, without tensor data, has more bytes than this is checked on another thread. Checking a text
+     * of this size takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a body with more bytes than this is checked on another thread; checking this many bytes of mask rows takes 2
-     * ms */
+    /* a body with more bytes than this is checked on another thread, because checking this many bytes of mask rows
+     * takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* if a body is longer than this, its lse (log-sum-exp of each row) is checked on another thread
+        /* if a body has more bytes than this, its lse (log-sum-exp of each row) is checked on another thread
          * (attn_check_lse()) */
     512 << 10,
-    /* If the block of a body with inputs in shared memory has at most this size and must grow, the body is copied to a
-     * larger block that was in use before, which is faster than mapping new pages. */
+    /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
+     * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* time of one piece of verifying or measuring; after it, a piece of another request has its turn */
+    /* a piece of verifying or measuring ends after this time, so that a piece of another request has its turn */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve more
-     * pieces in order of arrival. */
+    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. Further pieces would
+     * be served in order of arrival, and not in turns. */
     PIECES_AT_ONCE = 4,
     /* A check of results ends its search for mistakes before its deadline, so that its answer is in time: earlier by
      * this time plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* numbers whose text length is measured before a thread looks at the clock again */
+    FINISH_NUMBERS = 4096, /* a thread measures the text of this many numbers before it looks at the clock */
     /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
      * a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
     /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet: 3 ms of
-     * work */
+    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet;
+     * skipping this many takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
     /* Largest number of caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds
      * of transactions have a thousand caches each. */
@@ -249,8 +255,8 @@ enum {
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
 };
 
-/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten milliseconds,
- * which all its members wait for. */
+/* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten
+ * milliseconds, and all jobs of the batch wait for its end. */
 #define QUEUE_BATCH_FLOPS 1e9
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
@@ -262,18 +268,19 @@ enum {
  * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with others only if
- * all of them become one problem (MERGE_BYTES). Otherwise all members of the batch would wait for the longest one. */
+/* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with other
+ * transactions only if all of them become one problem (MERGE_BYTES). In a batch of several problems, all members
+ * would wait for the longest one. */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with at least this many bytes of memory has room for the scratch memory of any small job, so small jobs are
  * not checked for it. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* If a problem is expected to take PREPARE_CLOSER_S seconds or more, its FlashMask bounds are read for a closer
- * estimate. In addition q, k and v are searched for rows whose scores exceed the range of float32, because these rows
- * are slow. The search takes place only if the problem would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times
- * as long as usual, if all of its rows were slow. The search takes a hundredth of the problem's time. If there are
- * few rows of queries it takes more, but their slow-down is smaller than PREPARE_STRANGE. */
+/* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. The problem's
+ * FlashMask bounds are read. In addition q, k and v are searched for rows whose scores exceed the range of float32,
+ * because these rows are slow. The search is left out unless slow rows could make the problem take PREPARE_STRANGE_S
+ * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more if
+ * there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that a check may add to the estimated time of a problem. A check that would take longer
  * looks at fewer rows. */
@@ -282,12 +289,12 @@ enum {
 #define PREPARE_STRANGE   8
 
 /* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one head
- * of one problem, which are kept as doubles, have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
+ * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one
+ * head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows that need
- * more are not checked. */
+/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
+ * this bound are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
  * bound a small body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or
@@ -330,45 +337,47 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* the workspace of an inline slot (for jobs that HTTP threads run themselves) is freed after its job if it has more
-     * bytes than this */
+    /* if the workspace of an inline slot (for jobs that HTTP threads run themselves) has more bytes than this, it is
+     * freed after the job */
     INLINE_KEEP = 4 << 20,
-    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the
-     * GPU's bus */
+    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
+     * bus transfers this many in 20 us */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
     /* An HTTP thread polls for this long for the end of a cache transaction on a GPU: longer than INLINE_WAIT_NS,
      * because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
-    /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
-     * interval does it also call the driver, which is slower but reports errors. */
+    /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
+     * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
-    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head takes up
-     * to 2 us, however few numbers it has */
+    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head,
+     * however small, takes up to 2 us */
     INLINE_HEADS = 128,
 };
 
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of one sleep between two polls; the kernel makes it twice as long, but the core still does not enter a
+    /* length of a sleep between two polls; the kernel doubles it, which is still too short for the core to enter a
      * deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for this long; after a longer wait, a small delay in noticing the end does not matter */
+    /* a thread polls for at most this long; after a longer wait, a small delay in noticing the end does not matter */
     NAPS_NS = 2000000,
     /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
      * polling would take time from the others. */
     NAPS_MOST = 4,
 };
 
-/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core:
- * some 100 us. A larger problem is worth waking other cores, and the HTTP thread has other connections to serve. */
+/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own
+ * core: some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
+ * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU whose memory already has
  * all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread: 1.5 ms of an H200. */
+/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
+ * many in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The floating-point operations per second that the watchdog expects of any device: a batch may take --watchdog-ms
  * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
@@ -390,20 +399,21 @@ enum {
 /* The largest estimated device time, in seconds, of the kernels that one flow (a tenant's share of work) may have
  * queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
-/* Seconds of work, by estimate, that one call of attn_run_some() puts on a GPU's stream at most. */
+/* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
-/* Work that takes fewer seconds than this on a GPU is queued there at once; longer batches of one tenant take turns. */
+/* Work that takes a GPU fewer seconds than this is put on its stream at once. Longer batches of one tenant take
+ * turns. */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    /* memory for bytes that have not arrived yet may be at most this part of the staging memory: a quarter */
+    /* at most a quarter of the staging memory may be leased for bytes that have not arrived yet */
     STAGING_AHEAD_SHARE = 4,
     /* warm staging memory (kept for the next request) goes back to the system if it is unused for this long */
     STAGING_WARM_MS = 30000,
-    /* Longest document about this server, in bytes. Today's longest, /openapi.json, has less than a hundredth of
-     * them. */
+    /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
+     * hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
      * need */
@@ -413,9 +423,9 @@ enum {
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
-/* Shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor, which
- * --max-connections leaves free, and 400 bytes. Its memory is the client's. Its size is bounded nevertheless, because a
- * page that the server is the first to write counts as the server's memory. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file
+ * descriptor, which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. Its
+ * size has a bound, because a page that the server is the first to write counts as the server's memory. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */
@@ -428,7 +438,8 @@ enum {
     256 << 10,
     /* pause before and after the first look at a shared file's time stamp, which is exact to a fifth of this time */
     REGIONS_QUIET_MS = 50,
-    REGIONS_PIN_AGAIN_MS = 1000, /* after a shared memory object has changed, it is pinned again after this time */
+    /* time between a change of a shared memory object and the next attempt to pin the object */
+    REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
@@ -459,7 +470,7 @@ enum {
 
 /* Limits for connections that speak another protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    /* only connections whose descriptor is below this number are examined for another protocol: a million */
+    /* only connections whose descriptor is below this number are examined for another protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
@@ -477,8 +488,8 @@ enum {
     /* longest wait until joined threads have disappeared from the system; a millisecond is usual */
     THREADS_END_MS = 1000,
 
-    /* A thread that is busy for longer with one piece of work counts as stuck. Milliseconds are usual, and even a busy
-     * machine does not explain seconds. */
+    /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
+     * milliseconds, and seconds are too long even on a busy machine. */
     HEARTBEAT_LIMIT_MS = 5000,
     /* largest number of threads whose busy time is watched: --http-threads, the loop, devices, and some to spare */
     HEARTBEAT_THREADS = 1024,
@@ -486,16 +497,18 @@ enum {
     MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
     MAIN_THREAD_BYTES = 8 << 20, /* memory of an HTTP thread: stack, malloc's arena, INLINE_KEEP */
 
-    /* time after the last answers for threads to be joined, and for devices and memory to be released */
+    /* after the last answers: time for joining threads, and for releasing devices and memory */
     SIGNALS_GRACE_MS = 5000,
-    MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
+    /* when the server stops: time for the devices' threads to end work that nobody waits for */
+    MAIN_STOP_WAIT_MS = 1000,
 
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */
     SUPERVISE_GIVE_UP = 5,
-    /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
+    /* longest pause, in seconds, between two starts of the server; the pause doubles with each failure, up to this
+     * length */
     SUPERVISE_MAX_PAUSE_S = 30,
-    /* once a server should have ended by itself, it has this much more time before the supervisor kills it */
+    /* if a server has not ended by itself in time, the supervisor kills it after this further time */
     SUPERVISE_KILL_MS = 1000,
 
     /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */

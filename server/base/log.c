@@ -14,7 +14,7 @@
  *
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
- * 2. A line is in the buffers whole or not at all. It has exactly one newline, its last byte.
+ * 2. A line is in the buffers whole or not at all. A line has exactly one newline, its last byte.
  * 3. Every lost line is counted. Once standard error takes lines again, a line `lost lines=<n>` reports them.
  * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
  * second, the rest is only counted. INFO lines are not limited, as each request has one by design. */
@@ -61,12 +61,13 @@ static struct {
     pthread_cond_t wake, finished; /* waits for both conditions use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    bool stuck;   /* the writer thread of an earlier log_open() is still in write(); new lines are only counted */
-    bool waiting; /* the writer thread sleeps until `wake` is signalled */
+    /* true: the writer thread of an earlier log_open() is still in write(), so new lines are only counted */
+    bool stuck;
+    bool waiting; /* true: the writer thread sleeps until `wake` is signalled */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines; /* number of lines in the filling buffer */
+    uint64_t lines; /* number of lines in the buffer that is being filled */
     /* number of lost lines that `lost` lines have reported so far; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
@@ -103,7 +104,7 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* escapes a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\'); /* puts a backslash in front of a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
@@ -129,8 +130,7 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        /* a number such as 1e300, with three digits in its exponent, is written as a string, because it is no
-         * measurement */
+        /* a number such as 1e300, with three digits in its exponent, is no measurement, so it is written as a string */
         if (s == exponent || s - exponent > 2) return false;
     }
     return s == end;
@@ -142,7 +142,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* behind a backslash, the next character is taken as it is, even if it is a backslash too */
+        /* the character behind a backslash is taken as it is, even if it is a backslash */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -264,7 +264,8 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         if (n >= 0) {
             bytes += n;
             count -= (size_t)n;
-        } else if (errno == EAGAIN) { /* EAGAIN: another process made the descriptor non-blocking */
+            /* EAGAIN: another process has made the descriptor of standard error non-blocking */
+        } else if (errno == EAGAIN) {
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
         } else if (errno != EINTR) { /* the write failed for good: EPIPE, ENOSPC, EBADF or EIO */
@@ -283,7 +284,7 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Appends a line to the filling buffer. Call this with the mutex held. */
+/* Appends a line to the buffer that is being filled. Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {
@@ -374,8 +375,8 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        /* a `lost` line, which reports the number of lost lines, is not counted in `lines`: its own loss is not worth a
-         * report */
+        /* A line `lost`, which reports the number of lost lines, is not counted in `lines`, because its own loss is
+         * not worth a report. */
         if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
@@ -440,8 +441,8 @@ void log_open(const char *format, const char *level)
     for (int l = LOG_DEBUG; l <= LOG_ERROR; l++)
         if (strcmp(level, level_json[l]) == 0) atomic_store(&min_level, l);
 
-    /* The writer thread blocks all signals, so other threads handle them. A SIGPIPE stays pending in it and has no
-     * effect. */
+    /* The writer thread blocks all signals, so that other threads handle them. A SIGPIPE that its write() causes
+     * stays pending and has no effect. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -19,7 +19,7 @@
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
 void log_open(const char *format, const char *level); /* opens the log on stderr; `format` is "text" or "json" */
-void log_close(void); /* writes all queued lines; if standard error is stuck, waits for it at most one second */
+void log_close(void); /* writes all queued lines; if standard error is stuck, waits at most one second */
 bool log_enabled(enum log_level level);
 
 /* Example: log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5). `request_id` may be NULL. The
@@ -30,15 +30,15 @@ bool log_enabled(enum log_level level);
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Logs an event with pairs that are already formatted and shorter than LOG_PAIRS_BYTES. It serves events that happen
- * once per request. */
+/* Logs an event with pairs that are already formatted and shorter than LOG_PAIRS_BYTES. Use this for events that
+ * happen once per request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
+enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };
 /* Makes a string from a client fit for a quoted value (LOG_Q). `"` and `\` become \" and \\. Control characters,
  * characters that break lines or change the direction of text, and bytes that are not UTF-8 become \xNN. Input beyond
  * LOG_CLEAN_INPUT_BYTES is replaced by "...". A buffer of LOG_CLEAN_BYTES is always enough. A NULL string counts as "".
  * Returns `buffer`. */
-enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string);
 
 uint64_t log_dropped(void); /* number of lines lost because standard error was full or closed */

@@ -1,8 +1,8 @@
 /* mailbox.c: messages from any thread to the loop.
  *
  * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each run of the callback therefore
- * takes the whole list of messages. It unlocks the list before it handles the first message, because a handler may take
- * long or post again.
+ * takes the whole list of messages. The callback unlocks the list before it handles the first message, because a
+ * handler may take long or post again.
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.

@@ -118,7 +118,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Enlarges a mapping. It moves the page tables and, unless that fails, copies no bytes. */
+/* Enlarges a mapping by moving its page tables. Bytes are copied only if that fails. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);
@@ -170,9 +170,8 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block (released, not unmapped) out of both of its lists. Call this with the lock held. The list of the
- * size class is searched from its begin: the lists are short, and only evictions take a block that is not among the
- * first. */
+/* Takes a warm block (released, not unmapped) out of the list of its size class and out of the list by age. Call
+ * this with the lock held. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];
@@ -229,8 +228,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes`: the size of its class, at most the caller's share of the
- * pool. Returns 0 if `bytes` exceed that share. */
+/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but
+ * at most the caller's share of the pool. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {

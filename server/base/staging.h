@@ -37,14 +37,15 @@ struct staging_block {
     /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for it
      * since */
     bool ahead;
-    /* the account that a leased block counts for; the block's owner keeps a reference to it; NULL: no account */
+    /* the account to which a leased block is charged; the block's owner holds a reference to the account; NULL: no
+     * account */
     struct caller *caller;
     int64_t idle_since_ms;
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* A source of memory. If staging_new() gets NULL, it uses anonymous memory, with huge pages for large blocks. Another
- * source is the pinned memory of a GPU. If grow() is NULL, a block grows by copying it to a larger one. */
+/* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
+ * blocks. If grow() is NULL, a block grows by copying it to a larger one. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);
@@ -63,19 +64,20 @@ void staging_free(struct staging_pool *staging); /* frees the pool; all its bloc
  * BUSY (other leases use the memory now), QUOTA (the caller's own leases have used up its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
-/* Leases a block for announced bytes, before they arrive. If it cannot, returns false, and *block is NULL. */
+/* Leases a block for announced bytes, before the bytes arrive. On failure returns false and sets *block to NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
-/* Call this when enough bytes of a block that was leased ahead have arrived. From now on it is an ordinary block. Does
- * nothing to other blocks. */
+/* Ends the leasing ahead of a block: enough of its bytes have arrived, and the block counts as an ordinary one from
+ * now on. Does nothing to blocks that were not leased ahead. */
 void staging_arrived(struct staging_pool *staging, struct staging_block *block);
-/* Enlarges *block to at least `bytes`. Its first `used` bytes are kept. After an error the block is unchanged. */
+/* Enlarges *block to at least `bytes`. The first `used` bytes of the block are kept. After an error the block is
+ * unchanged. */
 attn_status staging_grow(struct staging_pool *staging, struct staging_block **block, size_t used, size_t bytes,
                          attn_error *err);
 void staging_release(struct staging_pool *staging, struct staging_block *block); /* does nothing if `block` is NULL */
 
-/* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. It counts as
- * leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */
+/* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. The
+ * memory counts as leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */
 attn_status staging_count(struct staging_pool *staging, struct caller *caller, size_t bytes, attn_error *err);
 void staging_count_back(struct staging_pool *staging, struct caller *caller, size_t bytes);
 

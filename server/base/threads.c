@@ -18,7 +18,7 @@
 #include "server/base/config.h"
 #include "server/base/limits.h"
 
-/* libuv's number of threads if UV_THREADPOOL_SIZE is not set, and its maximum */
+/* libuv's number of threads if UV_THREADPOOL_SIZE is not set, and the largest number that libuv allows */
 enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 
 int threads_of_libuv(void)
@@ -79,7 +79,8 @@ const char *threads_space(char text[THREADS_SPACE_BYTES])
     return text;
 }
 
-/* Writes to *err which limit refused a thread. The kernel's error cannot tell, because it is EAGAIN for all limits. */
+/* Writes to *err which limit refused a thread. The kernel's error code does not tell, because EAGAIN stands for all
+ * limits. */
 static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 {
     struct attn_machine machine;
@@ -104,7 +105,7 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 
 /* ---- The test of all threads ------------------------------------------------------------------------------------- */
 
-/* test threads wait for this lock; it is released when all of them have started */
+/* lock for which the test threads wait; it is released when all of them have started */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_at_gate(void *unused)
@@ -146,7 +147,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* called while the started threads still exist, because refuse() counts them */
+    /* this is called while the started threads still exist, because refuse() counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

@@ -15,13 +15,13 @@ int threads_needed(const struct config *config);
 /* Returns the number of libuv's threads: UV_THREADPOOL_SIZE in the environment, or 4. */
 int threads_of_libuv(void);
 
-/* Starts `count` idle threads at the same time, and ends them. Error: NO_MEMORY, if not all could be started. Its text
- * names the limit that forbids them and the limit's value, if they are known. */
+/* Starts `count` idle threads at the same time, and ends them. Error: NO_MEMORY, if not all could be started. The
+ * error's text names the limit that forbids them and the limit's value, if they are known. */
 attn_status threads_try(int count, attn_error *err);
 
+enum { THREADS_SPACE_BYTES = 128 };
 /* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" if there is no such limit. This
  * limit is the likely reason if a later start fails for lack of memory or threads. Returns `text`. */
-enum { THREADS_SPACE_BYTES = 128 };
 const char *threads_space(char text[THREADS_SPACE_BYTES]);
 
 #endif

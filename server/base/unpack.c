@@ -30,7 +30,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended;       /* the end of the compressed stream was reached */
+    bool ended;       /* true: the end of the compressed stream was reached */
     attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
@@ -161,8 +161,8 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, but passes zlib no more than it can count. Returns the result
- * of inflate(). */
+/* Unpacks until the piece is full or all bytes are used, but passes zlib at most UNPACK_PART_BYTES. Returns the
+ * result of inflate(). */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
@@ -193,8 +193,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR is no fault here: it means that these bytes yield nothing more. If there is output in front of a
-         * fault, the output is returned first, because zlib will report the fault again. */
+        /* Z_BUF_ERROR is no fault here: it means that the bytes so far yield nothing more. Output in front of a
+         * fault is returned before the fault is reported, because zlib will report the fault again. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");

@@ -1,8 +1,8 @@
 /* caches.h: keys and values that stay on the server between requests (/v1/caches). A table keeps the owner and the
  * length of each cache. Transactions read or extend caches.
  *
- * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of
- * page_size positions (caches/pages.h) in the memory of one device:
+ * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. Keys and values lie in pages
+ * of page_size positions (caches/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *
@@ -63,23 +63,24 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
 
-/* Adds a pool (memory for the pages of caches) of `bytes` bytes on the device with number `device` (devices.h). Call
- * this before the first request. The memory is allocated once, with the first cache on that device, by any thread:
- * alloc() sets *memory to a 64-byte aligned address. The memory remains the device's. */
+/* Where a pool (memory for the pages of caches) gets its memory. A thread calls alloc() once, when it makes the first
+ * cache on the pool's device. alloc() sets *memory to a 64-byte aligned address. The device owns the memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
+/* Adds a pool of `bytes` bytes on the device with the number `device` (devices.h). Call this before the first
+ * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
 /* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
  * the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
- * transaction. */
+/* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
+ * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the smallest number of bytes that allocated cache memory takes on a device. No device has these bytes for the
- * tensors of requests. */
+/* Returns the least memory, in bytes, that caches take on any device. Every device has at least that much less memory
+ * for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
@@ -133,8 +134,8 @@ struct cache_step {
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
     /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other, set by the maker of the transaction before it
-     * begins; v is NULL if the caches are latent (the values are a part of the keys) */
+    /* the new keys and values of all caches, one cache after the other; the maker of the transaction sets both
+     * pointers before it begins; v is NULL if the values are a part of the keys */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
@@ -152,15 +153,16 @@ struct cache_step {
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
+    /* [rows]: number of positions of the row's cache that lie in pages which the cache of the row before also has */
     int32_t *prefix_keys;
-    /* some cache shares so many pages with the cache of the row before that prefix_keys saves a device time */
+    /* true: two neighbouring rows (caches) have so many pages in common that prefix_keys saves the device time */
     bool shares;
     /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
+    bool ends;
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
     /* the value of caches->burials (number of deleted caches) when row[].cache was found; while it is unchanged, the
      * pointers row[].cache are valid */
@@ -168,9 +170,10 @@ struct cache_step {
     float *scales; /* memory for scales that belongs to the transaction */
 };
 
-/* Fills in *step, a transaction on the caches `ids`: checks that they exist and that all have the same shape and
- * device. `rows`, their number, is at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID (different shapes or
- * devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also after an error. */
+/* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same
+ * shape and device. `rows` is the number of caches, at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID
+ * (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also
+ * after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
@@ -179,11 +182,11 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
  * transaction may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin
- * now, because another step uses one of its caches or an older step waits for one of them. `scan` is the number of this
- * scan of all waiting steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors:
- * NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table
- * than caches_table_bytes() said). */
+/* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
+ * wait: another step uses one of its caches, or an older step waits for one of them. A caller that tries all waiting
+ * steps, from the oldest on, numbers each of these rounds and passes the number as `scan`. `scan` is 0 if no step
+ * waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's share),
+ * FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
  * called for many waiting steps. */

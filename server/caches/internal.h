@@ -21,7 +21,7 @@ struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
     char *memory;        /* address of page 0 of the pool, on the device */
     const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
-    bool opening;        /* a thread is allocating the pool's memory */
+    bool opening;        /* true: a thread is allocating the pool's memory */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
@@ -47,7 +47,8 @@ struct cache {
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
-    int64_t truncate_to; /* length to which the cache is cut when its last transaction ends; -1: no truncation waits */
+    /* when the running transactions on the cache end, the cache is cut to this length; -1: it is not cut */
+    int64_t truncate_to;
     /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
     /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named
@@ -59,18 +60,18 @@ struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
     struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
-    /* first characters of all ids that this process makes; other ids are from another process */
+    /* first characters of all ids that this process makes; an id that begins with others is from another process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true: at least one device was lost, and its pool with it */
+    bool lost_pool; /* true: at least one device was lost, and its pool of cache pages with it */
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    /* the cache at which caches_expire() continues its search; NULL: it begins at the oldest cache */
+    /* the cache at which caches_expire() continues its search; NULL: the search begins at the oldest cache */
     struct cache *looked_at;
     int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
 };
@@ -109,7 +110,7 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 
 /* Returns the cache with this id if the caller may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
-/* Does what cache_known() does. If the result is NULL, *err names `member`, and its text begins with `what`. */
+/* Does what cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */
@@ -125,7 +126,7 @@ void cache_bury(struct caches *caches, struct cache *cache);
 /* Records when the cache expires, for caches_expire_all(). Call this when the last transaction on the cache has
  * ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
-/* Removes all caches that were unused for longer than their time to live. Before expires_ms it does nothing. */
+/* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);
 
 #endif

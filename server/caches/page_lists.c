@@ -1,13 +1,13 @@
 /* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block (of page numbers) that several lists share is full. All its pages are full of positions, so none of them
- *    is ever replaced.
+ * 1. A block (of page numbers) that several lists share is full. All pages of the block are full of positions, so no
+ *    page is ever replaced.
  * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
  *    it).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists share. pages.c counts the pages with several references,
- *    this file the pages that only one block has, if several lists have that block. */
+ * 4. pages_shared() counts the pages that several lists share, each page once. pages.c counts the pages that several
+ *    blocks have. This file counts the pages that only one block has, if several lists have the block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>

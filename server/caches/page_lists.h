@@ -3,12 +3,13 @@
  *   list:   | block of 1024 page numbers | block of 1024 | block of 300 |
  *   fork:   |  the same block            | own block of 700 |
  *
- * A fork has the same pages as the cache that it was made from. Both lists share whole blocks, which never change from
- * then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a fork therefore
- * touch a thousand blocks at most, and not a million pages.
+ * A fork has the same pages as the cache that it was made from. The cache and the fork share whole blocks, which never
+ * change from then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a
+ * fork therefore touch a thousand blocks at most, and not a million pages.
  *
  * A page's references are the blocks that have its number (pages.h). A block's references are the lists that have it. A
- * page is shared if its block is shared or another block has it, too. Both counts are updated at each change.
+ * page is shared if its block is shared or another block has it, too. The numbers of references are updated at each
+ * change.
  *
  * Not thread-safe: table.c has the lock. */
 #ifndef PAGE_LISTS_H
@@ -66,8 +67,8 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages may
- * be added, and forks made that have fewer than `count` full pages. */
+/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages
+ * may be added, and forks may be made that share fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
 /* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
  * Returns the number of pages that became free. */

@@ -24,8 +24,8 @@ struct pages;
 struct pages *pages_new(size_t bytes, size_t granule);
 void pages_free(struct pages *pages); /* does nothing if `pages` is NULL */
 
-/* Returns the granule size for this much memory: a power of two, at least 4 KiB, with at most PAGES_GRANULES
- * granules. */
+/* Returns the granule size for a pool of `bytes` bytes: a power of two, at least 4 KiB, with at most PAGES_GRANULES
+ * granules in the pool. */
 size_t pages_granule_for(size_t bytes);
 
 size_t pages_granule(const struct pages *pages);
@@ -46,7 +46,7 @@ int32_t pages_take(struct pages *pages, int32_t run);
 void pages_own(struct pages *pages, int32_t page, const void *owner);
 /* Adds a reference for `owner`, which may have at most one reference to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);
-/* Drops the reference of `owner`. Returns true if it was the last one and the page is free now. */
+/* Drops the reference of `owner`. Returns true if it was the page's last reference; the page is free then. */
 bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owner);
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of the page's only reference; NULL: it has no owner, or several references. */

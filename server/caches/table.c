@@ -154,7 +154,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the caller's share of a bound, which is added up over all pools; INT64_MAX: there is no limit. */
+/* Returns the caller's share of the sum of a bound over all pools; INT64_MAX: there is no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -432,8 +432,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
 }
 
 /* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
- * allocated; -1: there is none. Of a pool's room, an empty cache counts as taking as much as the other caches do on
- * average. Otherwise many caches that are made while they are empty would all be in one pool. */
+ * allocated; -1: there is none. An empty cache counts with the average size of the pool's other caches. Otherwise
+ * many caches that are made empty would all be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -453,8 +453,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most free room (allocates its memory) and returns it. If its device has no memory, returns a
- * pool that is open already. The function may release the lock for a time. */
+/* Opens the pool with the most free room (allocates its memory) and returns it. If the pool's device has no memory,
+ * returns a pool that is open already. The function may release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

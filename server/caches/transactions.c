@@ -127,7 +127,8 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* the pointer is valid until any cache is removed, which find_row() tests */
+        /* the pointer stays valid until a cache is removed; find_row() tests whether one was removed */
+        step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -258,7 +259,7 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a pool with enough room in sum, but no free run of granules that is long enough for a page. */
+/* Makes the error for a pool that has enough free memory in sum, but only in pieces that are too short for a page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -334,9 +335,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
- * old, positions [kept, end) are new, and the rest is cleared. `old`: the address from which the old positions are
- * copied; NULL: they are in place. `fresh`: the page is new. */
+/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept)
+ * are old and copied from the address `old`; NULL: they are in place. Positions [kept, end) are new. The rest of the
+ * part is cleared. `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -345,8 +346,8 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies that the device makes) of one row (a cache of the step): they write its new positions, page by
- * page. */
+/* Adds the moves (copies on the device) that write the new positions of one row (one cache of the transaction), page
+ * by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];

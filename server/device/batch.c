@@ -7,7 +7,8 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as one of this size, since kernels compute whole tiles */
+/* a smaller head costs as much as a head of this size, because kernels compute whole tiles */
+enum { LEAST_HEAD_DIM = 64 };
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
  * so small heads count with their padding. */
@@ -25,8 +26,8 @@ double batch_padded_flops(const struct job_part *part)
     return job->flops * part->range.share * waste;
 }
 
-/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". It is only "cpu" if no kernel
- * was needed. */
+/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". If no kernel was needed,
+ * the backend is only "cpu". */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -53,7 +54,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     /* cancelled requests are no errors of the device, and are counted elsewhere */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    /* the loop reports a lost device, and only once, so it is not reported here */
+    /* A lost device is not reported here, because the loop reports it, and only once. */
     if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);

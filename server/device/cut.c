@@ -51,7 +51,7 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over them. */
+/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -71,7 +71,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Returns the way in which `count` devices share the problem. `sums`: gradients may be added up from parts. */
+/* Returns the way in which `count` devices share the problem (by heads, batch rows or queries). `sums`: gradients
+ * may be added up from parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
@@ -95,7 +96,7 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part; fewer devices that have no larger parts end as early */
+    /* Size of the largest part. A smaller number of devices, with parts of at most this size, would end as early. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -127,8 +128,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a problem contiguous, and gives them addresses like those in a device's memory, on which plans
- * depend: aligned, and different for different tensors. */
+/* Makes the tensors of a problem contiguous, and gives them addresses for planning, because plans depend on
+ * addresses. The addresses are like those in a device's memory: aligned, and different for each tensor. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -255,8 +256,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
 
-/* Appends the smallest number above `after` of a device that had a part of the job, together with the numbers that
- * follow without a gap: "0-3". Returns the last number, or -1 if there is no device above `after`. */
+/* Appends a range of device numbers such as "0-3". The range begins with the smallest number above `after` of a
+ * device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns -1
+ * if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

@@ -7,12 +7,12 @@
  *
  * Invariants
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or with a single stream, it may have one more, because the device would otherwise be idle between two
- *    batches. All flows together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has
- *    no other batch on the device.
+ *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
+ *    two batches. All flows together may have the number of one flow, and DEVICE_GUESTS more. A guest is the batch of
+ *    a flow that has no other batch on the device.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
- *    the others belong to several flows, the oldest of them must also have run for a multiple of the time that the
- *    guest needs (DEVICE_GUEST_FACTOR).
+ *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
+ *    time that the guest needs (DEVICE_GUEST_FACTOR).
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
  *    The loop or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
@@ -268,8 +268,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors). All devices have one backend, so memory pinned by any
- * of them serves all. A lost device pins none. */
+/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices
+ * have one backend, so memory that one of them pins serves all. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -336,9 +336,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may be
- * skipped, so they do not count. Finding them means reading the mask's rows, which is done only if the sum is large
- * enough to matter. */
+/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may
+ * be skipped, so they do not count. To find the hidden scores, the mask's rows are read, but only if the sum is
+ * large. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -400,8 +400,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* a check counts no floating-point operations, so among devices with nothing but checks the number of batches
-         * decides */
+        /* A check counts no floating-point operations. Among devices that have only checks, the one with the fewest
+         * batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -416,7 +416,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* a batch that has run for longer than expected takes longer than its operations suggest, and its end is unknown */
+    /* false for a batch that has run for longer than expected, because its end is unknown */
     return *wait_ns > 0;
 }
 
@@ -462,7 +462,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* fails if the same batch is collected twice */
+                           : device->batches == batch); /* this assertion fails if a batch is collected twice */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;

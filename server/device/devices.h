@@ -2,7 +2,7 @@
  * CPU has one thread per stream, which computes.
  *
  * The loop submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous: while
- * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. It uses no
+ * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. The thread uses no
  * callbacks, because a device in error calls none.
  *
  * What can go wrong on a device, and what the server does then:
@@ -35,8 +35,8 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (one client's work) of the batch's first job, which holds a reference to it; NULL: that job has no flow.
-     * The batch counts as a batch of this flow. */
+    /* The flow (one client's work) of the batch's first job, which holds a reference to the flow. The batch counts
+     * as work of this flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
@@ -47,12 +47,14 @@ struct batch {
     int cancel;
     /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
-    /* an HTTP thread put the batch on the device, so the stream has no marks (events) between the stages */
+    /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
+     * its stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* microseconds of compute_us that passed before the kernels were on the stream */
-    double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
+    double launch_us; /* microseconds of compute_us that passed before the kernels were on the stream */
+    /* device time, in microseconds, of verifying outputs in float64, after the outputs were copied out */
+    double truth_us;
     struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
 
@@ -92,13 +94,13 @@ int devices_count(const struct devices *devices);
 /* Returns what the first device can compute, by which any thread may plan problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns the device with the most memory, as it was described when it was opened. */
+/* Returns the description of the device with the most memory. The description was made when the device was opened. */
 devices_largest(const struct devices *devices);
-/* Sets `source` to the staging memory that devices copy from fastest: host memory pinned by the first device that
- * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
- * pool. */
+/* Sets `source` to host memory that is pinned by the first device that copies, because devices copy from pinned
+ * memory fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the
+ * staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* the device that pins staging memory; NULL: no device copies from staging memory */
+/* Returns the device that pins staging memory. NULL: no device copies from staging memory. */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
@@ -135,14 +137,15 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
  * own tensors leave. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
 
-/* The gradients that are sums over queries, of a job whose parts all ran. sums_elements() is the number of their
- * elements, and sums_add() computes elements `first` to end - 1 from the sums of the parts. Any thread may call them,
- * and several threads may compute different elements at the same time. */
+/* Functions for the gradients that are sums over queries, when all parts of their job have run. sums_elements()
+ * returns the number of elements of these gradients. sums_add() computes elements `first` to end - 1 from the sums
+ * of the parts. Any thread may call the functions, and several threads may compute different elements at the same
+ * time. */
 int64_t sums_elements(const struct job *job);
 void sums_add(const struct job *job, int64_t first, int64_t end);
 
-/* Returns the device with the least work among those that may have room for a batch; if several have equally little,
- * the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
+/* Returns the device with the least work among those that may have room for a batch. Among devices with equal work,
+ * it is the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
  * ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (its
@@ -151,20 +154,20 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and compute the same bits (cut.c). Returns
- * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A device may get several parts
- * of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0: there is no memory for parts of
- * a job like that. */
+ * --split-above-ms. The parts go to all devices that have room for the job and compute results that are equal to the
+ * bit (cut.c). Returns the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A
+ * device may get several parts of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0:
+ * there is no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Joins what the devices of a cut job found when they compared the outputs of their parts with the truth (job.h,
- * truth_found). All parts must have run. */
+/* Combines the differences that the devices of a cut job found between their parts' outputs and the exact outputs
+ * (job.h, truth_found). All parts must have run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
- * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for
- * which the second batch may wait. */
+/* True if the device is the CPU and runs a batch that will end soon. To send a second batch before that end gains no
+ * time, and until then more jobs may join the second batch. *wait_ns becomes the time for which the second batch may
+ * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
@@ -182,7 +185,7 @@ bool device_disable(struct device *device);
  * batch on the device has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a
  * batch has exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
-/* Returns the batches on a device, linked by `next`. */
+/* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);
 
 #endif

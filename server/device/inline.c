@@ -24,8 +24,8 @@
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
  *    thread uses them until the job is adopted or settled.
- * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. Its request holds the
- *    reference on the way to the loop, and its batch holds it afterwards. */
+ * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
+ *    this reference on the way to the loop, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -103,8 +103,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's registered range of a GPU's memory. Such a job copies nothing, whatever the
- * size of its tensors. */
+/* True if all tensors are in a client's registered range of a GPU's memory. Nothing is copied for the job then,
+ * whatever the size of its tensors. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -155,8 +155,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU writes the end of its work to host memory, most polls only read that memory, and few call the
-             * driver, which alone reports errors. Otherwise every poll calls the driver. */
+            /* If the GPU writes the end of its work to host memory, most polls only read that memory. The driver,
+             * which alone reports errors, is then called once in INLINE_ASK_NS, and otherwise at every poll. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -205,8 +205,8 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns the processor time of this thread, or the real time if the device is a GPU. There are more HTTP threads than
- * cores, so the real time of a thread that computes would include other threads' work. */
+/* Returns the processor time of this thread, or the real time if the device is a GPU. The real time of a thread that
+ * computes would include the work of other threads, because there are more HTTP threads than cores. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
@@ -226,7 +226,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    /* after an error, some work of the job may still run on the stream, so this waits for its end */
+    /* after an error, some work of the job may still run on the stream, so this call waits for the end of that work */
     else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;
@@ -295,8 +295,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* gives the inline slot back, and the job is queued: a device's thread may wait for memory, an HTTP thread may
-     * not */
+    /* The inline slot is given back, and the job is queued, because a device's thread may wait for memory and an
+     * HTTP thread may not. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

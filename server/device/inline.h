@@ -5,8 +5,8 @@
 
 #include "server/device/devices.h"
 
-/* What inline_run() did, and what the caller must do next. inline_run() also sets fields of the job. A cache
- * transaction that has begun must be ended with transaction_end(), whatever the outcome. */
+/* What inline_run() did, and what the caller must do next. A cache transaction that has begun must be ended with
+ * transaction_end(), whatever the outcome. */
 enum inline_outcome {
     INLINE_NOT,   /* The HTTP thread did nothing with the job. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
@@ -22,8 +22,8 @@ enum inline_outcome {
 /* Runs a small job in the calling thread, or puts it on an idle GPU and polls for its end. On the CPU the tensors are
  * in this core's cache, and no other thread must wake (measured in tests/load/README.md). A GPU's kernel uses tensors
  * in place: in staging memory, or in the client's registered range of the GPU's memory. The function does not run jobs
- * that are large, that verify, or that use or make a context (a saved forward). It never waits for another thread, and
- * for a GPU at most INLINE_WAIT_NS (INLINE_STEP_WAIT_NS for a cache transaction). */
+ * that are large, that verify, or that use or make a context (a saved forward). The function never waits for another
+ * thread, and for a GPU at most INLINE_WAIT_NS (INLINE_STEP_WAIT_NS for a cache transaction). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for a late job (INLINE_LATE), however long it takes. Afterwards no device uses the job's memory. Does nothing
  * for other jobs. */

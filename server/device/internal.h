@@ -23,7 +23,7 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a checked tensor without gaps, rounded up to a multiple of MERGE_LINE. */
+/* Returns the bytes that a checked tensor takes if it is contiguous, rounded up to a multiple of MERGE_LINE. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
@@ -35,10 +35,10 @@ static inline size_t lines_of(const attn_tensor *t)
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* the host's bytes must be copied to the device before the kernels */
+    bool copy; /* true: the host's bytes must be copied to the device before the kernels run */
 };
 
-/* A place on a device for one batch that runs, with a stream. */
+/* A place on a device, with a stream, for one batch that runs. */
 struct slot {
     attn_stream *stream;
     struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
@@ -46,19 +46,21 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of the batch's
-     * problems are on the stream. */
+    /* Numbers of problems: those for which the arrays have room, those of this batch, and those of this batch that
+     * are on the stream. */
     int room, count, launched;
-    /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
+    /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
-    bool blocked; /* the next kernels wait until it is the turn of their flow (client) */
+    /* true: the batch must wait for the turn of its flow (client) before more kernels are put on the stream */
+    bool blocked;
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step; /* the step of attn_run_some() at which a long problem continues */
-    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again for rows that were skipped */
+    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again for rows that were
+     * skipped */
     int64_t first_step;
-    /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
-     * of the first of them, and the next step of its truth (truth.c). */
+    /* Of the items whose truth (outputs recomputed in float64) is not on the stream yet: their number, the index of
+     * the first one, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the truth (float64) is on the stream */
@@ -79,10 +81,11 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, with the leader */
-    int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
-    /* True if moves (copies by a kernel) copy the job's tensors to its leader's problem and back. The job then has no
-     * mirrors. */
+    /* for the leader of a merged problem: number of jobs in this problem, the leader included */
+    int16_t members[CONFIG_MAX_BATCH];
+    int16_t place[CONFIG_MAX_BATCH]; /* the job's position among the members of its merged problem */
+    /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back; the job then
+     * has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };
@@ -116,9 +119,11 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    struct batch *held; /* the held batch: there was not enough device memory for it while other batches ran */
-    bool held_may_run;  /* another batch has ended since `held` was set, so the held batch may be tried again */
-    unsigned over;      /* number of batches that have ended */
+    /* the batch that is held back, because there was too little device memory for it while other batches ran; NULL:
+     * none */
+    struct batch *held;
+    bool held_may_run; /* true: another batch has ended since `held` was set, so the held batch may be tried again */
+    unsigned over;     /* number of batches that have ended */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch of the slots should be over. NEVER: no batch runs, or the device is not
@@ -133,14 +138,14 @@ struct device {
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
     _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
     _Atomic bool usable;
-    _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
+    _Atomic bool lost; /* true: a thread that does not belong to the device has noted that the device is lost */
 };
 
 /* A stream of a device for HTTP threads, used by one of them at a time. */
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* on the CPU a device handle of its own, on a GPU the handle that the device's thread uses too */
+    /* on the CPU: a device handle for this slot alone; on a GPU: the handle that the device's thread uses too */
     attn_device *handle;
     struct slot slot; /* the stream, workspace and batch of the inline slot */
 };
@@ -154,7 +159,7 @@ struct devices {
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
-    _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
+    _Atomic int64_t inline_ns; /* time in nanoseconds that HTTP threads took for the jobs counted in inline_jobs */
 };
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
@@ -180,7 +185,7 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
 /* memory_copy_in() puts copies on the slot's stream that fill the slot's mirrors (device memory for regions of host
- * memory). memory_copy_out() puts copies there that bring a job's outputs to the host. */
+ * memory). memory_copy_out() puts copies on the stream that bring a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves (copies) of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
@@ -190,7 +195,8 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Makes room in the slot for `count` moves (copies that a kernel makes) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
-/* Makes the workspace (scratch memory of kernels) at least `bytes` large. Its contents are lost when it grows. */
+/* Makes the workspace (scratch memory of kernels) at least `bytes` large. The contents of a workspace are lost when
+ * it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
@@ -212,7 +218,8 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
 
-/* Returns the problem of some heads, batch rows or queries of a problem, with views of the tensors. */
+/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of the
+ * tensors of `whole`. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the tensor is read or written when the problem runs. */
 bool parts_use(const attn_problem *p, int id);
@@ -229,9 +236,9 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 /* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
  * for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves the job's memory for the gradients that `count` parts sum up, and sets sum_parts. Errors: those of
- * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
- * leave. */
+/* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those
+ * of staging_lease(), and TOO_LARGE if the sums take more than half of the staging memory that the job's tensors
+ * leave free. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
 void sums_place(const struct job_part *part, attn_problem *problem);
@@ -264,8 +271,8 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
  * so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem`, the problem of an item with this device's addresses. The plan is adapted from the one that
- * prepare_job() made. A problem of a cache transaction has no such plan, because its tables are known only now. */
+/* Plans `problem`, the problem of an item with this device's addresses. The plan of prepare_job() is adapted. A
+ * problem of a cache transaction is planned anew, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that already run on a device when a guest wants to begin. A guest is the batch of a flow

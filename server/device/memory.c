@@ -3,8 +3,8 @@
  * A unified device (the CPU) computes in staging memory, without copies. For a device with its own memory, each region
  * of a job (a piece of host memory: its inputs, the saved forwards that it uses, its outputs) has a mirror: one block
  * of device memory, copied in one piece. The tensors' pointers are translated from the region to the mirror. Tensors in
- * memory that clients registered (regions/regions.h) differ. Those in the device's own memory need no mirror. Those in
- * pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
+ * memory that clients registered (regions/regions.h) differ. Tensors in the device's own memory need no mirror. Tensors
+ * in pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
  * overlap, so slot->regions lists their mirrors by address for a binary search. */
@@ -53,7 +53,7 @@ static const struct mirror *region_at(const struct slot *slot, int place)
 }
 
 /* Returns how many regions (pieces of host memory with a mirror) begin at or before this address. Only the last of
- * these may contain it. */
+ * these regions may contain the address. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;
@@ -217,7 +217,8 @@ void memory_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
     *workspace_bytes = 0;
 }
 
-/* Provides a workspace (scratch memory of kernels) of at least `bytes`. Its contents are lost when it grows. */
+/* Provides a workspace (scratch memory of kernels) of at least `bytes`. The contents of a workspace are lost when it
+ * grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {

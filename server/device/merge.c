@@ -28,7 +28,8 @@
  * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* Tensors of a cache transaction: those in TABLES are merged, those in POOL stay in the pages of the caches. */
+/* When cache transactions are merged, the tensors in TABLES are merged, and those in POOL stay in the pages of the
+ * caches. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -138,8 +139,7 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's members. Each job then runs as a problem of its own, and its memory is copied by
- * mirrors and not by moves. */
+/* Undoes the merging of a leader's jobs. Each job then runs as a problem of its own, with device memory of its own. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {

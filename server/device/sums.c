@@ -172,8 +172,8 @@ static void store(const attn_tensor *t, int64_t at, const float *sums, int count
     memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
 }
 
-/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: what the first part has summed up
- * for this output. */
+/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: the first part's sums for this
+ * output. */
 static void add(const attn_tensor *result, const char *memory, size_t part_bytes, int parts, int64_t at, int64_t end)
 {
     float sums[BLOCK] = { 0 }, last[BLOCK] = { 0 };
@@ -193,7 +193,7 @@ void sums_add(const struct job *job, int64_t first, int64_t end)
 {
     const attn_problem *const p = job_problem(job, 0);
     const char *memory = job->sums->memory;
-    int64_t before = 0; /* number of elements of the outputs in front of the present one */
+    int64_t before = 0; /* number of elements of all outputs in front of the present output */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *const t = &p->tensor[id];
         if (!attn_is_sum_of_queries(p, (attn_tensor_id)id)) continue;

@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. Batches share the device, so each of them may have to wait for all
- * others. */
+/* Sets the time by which a new batch should be over. The batch may have to wait for all other batches of the device,
+ * so their longest times are included. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -130,7 +130,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a cut job's part. The loop names the job's backend when all parts are back. */
+/* Plans the problem of a cut job's part. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -206,10 +206,10 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
- * the kernels of other flows (clients). So long batches of one flow take turns: only one of them runs while another
- * flow has a batch on the device, otherwise as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is
- * next. */
+/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and
+ * delay the kernels of other flows (clients). So long batches of one flow take turns. While another flow has a batch
+ * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The
+ * batch that has waited longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -231,8 +231,8 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Puts the next problems of the batch on the stream, or more steps of one problem. After the last problem it also puts
- * there all work that follows the kernels. */
+/* Puts the next problems of the batch, or the next steps of one problem, on the stream. After the last problem, also
+ * puts the work there that follows the kernels. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -255,7 +255,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        /* the outputs of a check are its truth, which is computed later */
+        /* the outputs of a check are its truth (results in float64), which is computed later */
         else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
@@ -271,8 +271,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
- * short, because it reads each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. A
+ * merge is short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -357,9 +357,9 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the stream.
- * The delay between a call and the GPU is assumed to be equal for the first mark (event) and for the kernels. So the
- * thread's time between the two calls tells when the kernels could begin. */
+/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the
+ * stream. The first event and the kernels are assumed to take equally long from the thread's call to the GPU. The
+ * time between the two calls then tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -410,8 +410,9 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* Puts the batch's next work on the stream when the stream has done all earlier work. Computing the truth (results in
- * float64) reuses the events that time the kernels, so the kernels' times are recorded before. */
+/* Puts the batch's next work on the stream when the stream has done all earlier work. The kernels' times are
+ * recorded before the truth (results in float64) is computed, because computing the truth reuses the events that
+ * time the kernels. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -491,7 +492,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* the kernels of an adopted batch (of a late job) are on the stream already */
+    if (batch->adopted) { /* this batch is a late job that was taken over, and its kernels are on the stream already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -506,8 +507,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams are done. `wait`: waits for at least one stream. True: at least one batch has
- * ended. */
+/* Ends the batches whose streams are done. With `wait`, first waits until a stream is done. True: at least one batch
+ * has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -552,8 +553,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch of this thread will probably end soon: the last one began a short time ago, and most batches are
- * short. */
+/* True if a batch of this thread will probably end soon: the thread's last batch began a short time ago, and most
+ * batches are short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -587,8 +588,8 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 }
 
 /* Returns the next batch, or NULL if none may begin before *until_ns. A held batch (one that lacked memory) comes
- * first, because otherwise small batches behind it would always take its memory. Otherwise the next batch belongs to
- * the flow with the fewest batches on slots. Call this with the lock held. */
+ * first, because otherwise small batches behind it would always take the memory that it needs. Otherwise the next
+ * batch belongs to the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;

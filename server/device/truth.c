@@ -10,8 +10,8 @@
  * Each call of truth_launch() puts some 25 ms of work on the stream, as launch_group() does with kernels. Between two
  * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
- * With `verify`, all items use the same memory for their truth, one after the other. Their distances lie among the
- * outputs. The truth of a check lies there itself.
+ * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
+ * their truth lie among the outputs. In a check, the truth itself lies among the outputs.
  *
  * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
  * the job are the largest of its parts (cut_join_truths()). A check is not cut. */
@@ -70,8 +70,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Finds the memory for the truth of an item, or of the item's part that runs in the slot. The index tensors that are
- * read for this are in host memory. */
+/* Determines the memory that computing the truth (outputs in float64) of an item takes, or of the item's part that
+ * runs in the slot. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -83,7 +83,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* a part's truth is not larger than that of the whole item */
+    /* the exact results of a part are not larger than those of the whole item */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

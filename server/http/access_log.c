@@ -48,8 +48,8 @@ static proto_error refusal_of(const struct request *request, int status)
 enum {
     /* A run of more hexadecimal digits than this may be a secret id. */
     SECRET_DIGITS = 16,
-    /* How many hexadecimal digits of a secret id the log shows: enough to tell ids apart, and the other 28 digits of a
-     * cache's id stay secret. */
+    /* Number of hexadecimal digits that the log shows of a secret id. They tell ids apart, and the other 28 digits
+     * of a cache's id stay secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
@@ -150,9 +150,9 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* This branch counts clients that left. The loop has already counted a client that left while its request
-         * waited. A connection that ends within a head had no request. A request that libmicrohttpd answered 400 was
-         * refused. */
+        /* Counts clients that left, with three exceptions. If the client left while its request waited, the loop has
+         * counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
+         * request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }

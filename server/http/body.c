@@ -41,8 +41,8 @@ enum {
 
 /* ---- Before the first byte --------------------------------------------------------------------------------------- */
 
-/* Enlarges the memory of a body for which no memory was leased ahead. It doubles the memory, up to the announced size.
- * If there is no room for that, it adds only what is needed. */
+/* Enlarges the memory of a body for which no memory was leased ahead. The memory is doubled, up to the announced
+ * size. If there is no room for that, only the needed bytes are added. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -62,10 +62,10 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what a body needs before its first byte: a slot, memory and a parser. It leases memory ahead for the inputs
- * and a third more for the outputs, unless too much is leased ahead already (staging.h). Without that lease, the parser
- * leases memory when it reads its first value. A large block only reserves addresses; the system provides pages at the
- * first access. */
+/* Reserves what a body needs before its first byte: a slot, memory and a parser. Memory for the inputs, and a third
+ * more for the outputs, is leased before its bytes arrive, unless too much memory is leased in this way already
+ * (staging.h). In that case the parser leases memory when it reads its first value. A large block only reserves
+ * addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -201,7 +201,8 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* Progress counts the unpacked bytes of a compressed body if these are more than the received ones. */
+    /* The progress of a compressed body is the number of unpacked bytes, if it is larger than the number of received
+     * bytes. */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
@@ -331,7 +332,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     return MHD_YES;
 }
 
-/* Call this when the last byte of the body has arrived. Decides where its job runs. */
+/* Call this when the last byte of the body has arrived. Decides where the job of the body runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);

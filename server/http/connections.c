@@ -246,9 +246,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection. A client that sends nothing while it should may have left
- * together with its last bytes. While nothing moves on the connection, one check is enough, because a later FIN (end of
- * the client's bytes) wakes epoll. Only phases in which no answer can follow are checked. */
+/* True if the client has closed its side of the connection, in a phase in which no answer can follow. The client's FIN
+ * (the end of its bytes) may have arrived together with its last bytes, and then epoll reports no event for the FIN.
+ * While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -280,8 +280,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long. If the client has sent bytes that the server has not read yet, the client is
- * not too slow, unless the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long. A client whose bytes the server has not read yet is not too slow, unless
+ * the time limit of the whole body or answer has passed. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {

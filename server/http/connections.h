@@ -51,7 +51,7 @@ struct connection {
     int fd;
     bool plain;            /* true: the connection is not TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES]; /* address of the socket's other end */
-    _Atomic bool known;    /* a request on this connection has shown one of the tokens */
+    _Atomic bool known;    /* true: a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were received or sent since the present phase began */
@@ -62,22 +62,22 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Counters of connections, which include this one from connections_add() to connections_remove(): the counter
-         * of its HTTP thread, and that of its web server. A pointer may be NULL. */
+        /* The counter of the connections of this connection's HTTP thread, and the counter of its web server. Each
+         * counter includes this connection from connections_add() to connections_remove(). A pointer may be NULL. */
         *tallies[2];
     /* On a server without tokens: a reference to the connection's share of device time. NULL: no request on this
      * connection has computed yet. */
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
-    /* The request was refused while its client may still be sending it. Only the HTTP thread uses it. */
+    /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
     /* Counter of connections that were cut to make room for others and are not removed yet. NULL: this connection was
      * not cut for that reason. */
     _Atomic int *leaving;
 
-    /* Notes of the sweep: the state that it saw last, when it first saw this state, and whether it has checked the
-     * socket since that time. */
+    /* What the last sweep over all connections saw: the connection's state, since when the state has not changed,
+     * and whether the socket was checked since then. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -90,8 +90,8 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* longest time in phase BODY or SEND, plus 1 ms for each KiB that moved; so at least about 1 MiB/s in the long
-         * run */
+        /* Longest time in phase BODY or SEND. For each KiB that was moved, 1 ms is added, so a transfer at 1 MiB/s
+         * or more is never too long. */
         transfer_ms;
 };
 
@@ -109,8 +109,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed first.
-     * Each is checked again before it is closed. */
+    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed
+     * first. Each connection is checked again before it is closed. */
     struct {
         int fd;
         int rank;
@@ -118,7 +118,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* Time of the last search for connections that may be closed, if it found none; 0: it found some. */
+    /* time of the last search for connections that may be closed, if the search found none; 0: the search found some */
     int64_t looked_ms;
 };
 
@@ -135,9 +135,9 @@ struct connection *connections_take(struct connections *connections, int fd);
 /* Returns the connection of this socket, or NULL if there is none. Call this on the HTTP thread that serves the
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
-/* Removes and frees a connection that the web server has ended or never took. Its fd must still be open. If the web
- * server lacks memory, it closes a socket without a report. The connection of that socket is removed by the next sweep,
- * or earlier by connections_add() if a new socket gets the same descriptor number. */
+/* Removes and frees a connection that the web server has ended or never took. The connection's descriptor must still
+ * be open. If the web server lacks memory, it closes a socket without a report. The next sweep then removes the
+ * socket's connection. If a new socket gets the same descriptor number earlier, connections_add() removes it. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
 /* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's
@@ -162,8 +162,8 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
 };
 
-/* Cuts connections that are too slow. With `drain_limits` (may be NULL) it also cuts those that delay the end of
- * draining. If a plain (not TLS) client was sending, it is answered 408 first. Returns the number of connections that
+/* Cuts connections that are too slow. With `drain_limits` (may be NULL), also cuts connections that delay the end of
+ * draining. A plain (not TLS) client that was sending is answered 408 first. Returns the number of connections that
  * were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
@@ -178,9 +178,9 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 
-/* Writes the problem document of `error` directly to the socket and shuts the socket down. Use it for errors that
- * libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is NULL, a new
- * id is made. */
+/* Writes the problem document of `error` directly to the socket and shuts the socket down. It is meant for errors
+ * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is
+ * NULL, a new id is made. */
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

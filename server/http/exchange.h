@@ -44,11 +44,12 @@ struct exchange {
     uint64_t received_bytes;       /* number of bytes of the body that have arrived, before unpacking */
     /* bytes of staging memory that the announced length of the body needs; 0: no length was announced */
     size_t expected_bytes;
-    bool bad_line;       /* the request line is malformed */
-    bool has_query;      /* the request's target contains '?' */
-    bool cors;           /* a browser may show the answer to the page that sent the request (CORS) */
-    bool preflight;      /* the request is a CORS preflight: an OPTIONS request from a page of an allowed origin */
-    bool done;           /* the route's handler has finished its work */
+    bool bad_line;  /* true: the request line is malformed */
+    bool has_query; /* true: the request's target contains '?' */
+    bool cors;      /* true: a browser may show the answer to the page that sent the request (CORS) */
+    /* true: the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
+    bool preflight;
+    bool done;           /* true: the route's handler has finished its work */
     int http_status;     /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes; /* number of bytes in the answer's body */
 };

@@ -1,8 +1,8 @@
 /* first_bytes.c: looks at the first bytes of connections; see first_bytes.h.
  *
- * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. Both call recv(), and the linker binds
- * their calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
- * later bytes it only reads one byte of a table. */
+ * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. libmicrohttpd and GnuTLS call recv(),
+ * and the linker binds their calls to the recv() of this file. This recv() looks at the first bytes that each
+ * connection receives. For all later bytes it only reads one byte of a table. */
 /* fortified headers define an inline recv(), which would conflict with the recv() of this file */
 #undef _FORTIFY_SOURCE
 #include "server/http/first_bytes.h"

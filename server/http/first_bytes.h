@@ -21,8 +21,8 @@ enum first_bytes {
         FIRST_BYTES_COUNT
 };
 
-/* Returns the protocol to which these first bytes belong, if it is not the protocol of the port (plain or TLS). Returns
- * NOTHING if it is the port's protocol or an unknown one. */
+/* Returns the protocol to which these first bytes belong, if it is not the protocol of the port (TLS or plain).
+ * Returns NOTHING if the bytes belong to the port's protocol or to an unknown one. */
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
 
 /* Call this when a connection begins on this socket. recv() will look at the next bytes that arrive on it. */
@@ -32,12 +32,12 @@ void first_bytes_expect(int fd, bool tls);
  * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
 void first_bytes_tell_in_tls(void);
 
-/* State that limits a log line to one a minute. first_bytes_is_due() returns true if the line must be written now, for
- * *count events. Its result depends on the arguments only, for tests. */
+/* State that limits a log line to one a minute. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;
 };
+/* True if the line must be written now, for *count events. The result depends on the arguments only, for tests. */
 bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t *count);
 
 #endif

@@ -22,13 +22,13 @@ struct frontend {
 
 /* Uses the listeners, which must be open, until frontend_close(). */
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
-/* Starts the threads of the web servers. They get no connections before frontend_start(). */
+/* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
 /* Starts to accept connections in the loop. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
 /* Returns the functions of the frontend that the loop may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
-/* Stops accepting connections, and cuts all open ones. None of them may be suspended. It may also be called after a
+/* Stops accepting connections, and cuts all open connections, none of which may be suspended. Call this also after a
  * failed start. */
 void frontend_close(struct frontend *frontend);
 /* frees the frontend; call it after frontend_close() and the end of the loop */

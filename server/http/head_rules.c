@@ -148,8 +148,7 @@ static void check_body_type(struct request *request, const struct http_head *f)
     else request->answer_as = route_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* Reads how many bytes of the body are JSON (in the KServe protocol). If the body is compressed, these are unpacked
- * bytes. */
+/* Reads how many bytes of the unpacked body are JSON (in the KServe protocol). */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -2,9 +2,9 @@
  * sections 6.1 to 6.3.
  *
  * libmicrohttpd 0.9.75 does not enforce any of the rules below by itself; 1.0.1 enforces some. 0.9.75 takes the first
- * of two Content-Lengths. It prefers a Transfer-Encoding to a Content-Length. It ignores "Content-Length : 5". With an
- * unknown Transfer-Encoding it reads the body until the connection ends. This file cannot check what libmicrohttpd
- * hides: 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
+ * of two Content-Lengths, prefers a Transfer-Encoding to a Content-Length, and ignores "Content-Length : 5". If the
+ * Transfer-Encoding is unknown, 0.9.75 reads the body until the connection ends. This file cannot check what
+ * libmicrohttpd hides: 0.9.75 cuts a value at a NUL, and in 0.9.75 and 1.0.1 a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>

@@ -47,7 +47,8 @@ enum header_id {
         HEADER_COUNT
 };
 
-/* The largest size of a list whose values come from several lines. A list in one line may be as long as a head. */
+/* Largest size in bytes of the joined value of a header that comes in several lines. A value in one line may be as
+ * long as the head. */
 enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {
@@ -65,7 +66,7 @@ struct http_head {
 };
 
 void http_head_begin(struct http_head *head, const char *version);
-/* Adds one header. `value` may be NULL (the header has no value). Both strings must end with NUL, although their
+/* Adds one header. `value` may be NULL (the header has no value). `name` and `value` must end with NUL, although their
  * lengths are given too. */
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);

@@ -14,8 +14,8 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* after this number of periods with uneven load, threads are unpinned; a single one may only mean that a client's
-     * thread has changed its core */
+    /* after this number of periods with uneven load, threads are unpinned; a single uneven period may only mean that
+     * a client's thread has changed its core */
     UNEVEN_LOOKS = 3,
     /* after the load was uneven across cores, HTTP threads may run on any core for this time in milliseconds */
     FREE_MS = 2000,
@@ -174,7 +174,8 @@ static _Thread_local struct {
     int count;
     /* number of requests that all HTTP threads have given to the loop and not got back yet */
     const _Atomic int *all;
-    /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
+    /* Until this time the thread keeps its core awake, because the last request that it gave to the loop may end
+     * soon. */
     int64_t until_ns;
     int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */
 } awaited;

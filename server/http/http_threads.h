@@ -72,22 +72,22 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when the loop gets one more of its requests (more = 1) or returns one (more = -1). *all
- * counts the requests of all threads that the loop has. While these are few, the thread's core is kept awake for a
- * moment after the last one went to the loop (base/polling_sleep.h). */
+/* Call this on an HTTP thread that gives a request to the loop (more = 1) or gets one back (more = -1). *all counts
+ * the requests that all HTTP threads have given to the loop. While *all is small, the thread keeps its core awake
+ * for a moment after it gave a request to the loop (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
  * request at once, so http_threads_wait() polls for HTTP_EXPECT_NS instead of sleeping. */
 void http_threads_expect(void);
 
-/* Replaces epoll_wait() on an HTTP thread. If http_threads_await() or http_threads_expect() announced an event, it
- * polls for a while before it sleeps. */
+/* Replaces epoll_wait() on an HTTP thread. If http_threads_await() or http_threads_expect() announced an event, the
+ * function polls for a while before it sleeps. */
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
+enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 /* Judges the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
  * differ by at most a factor of 2. For pinned threads (`held`) the factor is 4 and half the request rate suffices, so
  * that threads do not alternate between pinned and unpinned. */
-enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

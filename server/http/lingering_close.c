@@ -87,7 +87,7 @@ static void reset_on_close(int fd)
 }
 
 /* Drops what the client sent and returns whether the socket may be closed. recv() on a socket that was cut always
- * returns the end of the data, so for this socket only the delivery of its answer counts. */
+ * returns the end of the data. For a cut socket, only the delivery of its answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -102,7 +102,7 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    /* few descriptors are left, so the socket is not kept, and the end of the answer may be lost */
+    /* Few descriptors are left, so the socket is closed now. The end of the answer may be lost. */
     if (own < 0 || own >= linger->end_fd) {
         if (own >= 0) close(own);
         return;
@@ -120,9 +120,9 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, which is one of `of` sockets with bytes, and returns whether the socket may be
- * closed. The fewer sockets have bytes, the more is dropped of each, so that a fast sender is soon done. Call this with
- * the lock held. */
+/* Drops received bytes of socket i, and returns whether the socket may be closed. `of` is the number of sockets with
+ * received bytes. The smaller this number is, the more bytes are dropped of each socket, so that a fast sender is
+ * soon done. Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

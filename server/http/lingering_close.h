@@ -6,8 +6,8 @@
  * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413 answer.
  *
  * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
- * bytes are dropped. It is closed as soon as everything has been delivered or the client has closed too, and at the
- * latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
+ * bytes are dropped. The socket is closed as soon as everything has been delivered or the client has closed too, and at
+ * the latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
  *
  * Many clients send all of a request before they read anything. If a request was refused before all of it had arrived
  * (LINGER_DROP), the delivery of its answer does not end the wait. Arriving bytes are dropped until the client closes
@@ -33,7 +33,8 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that were not shut down for reading; readable when one of them is; -1: none */
+    /* epoll set of the kept sockets that are still open for reading; it is readable when one of these sockets is;
+     * -1: there is no set */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
     /* descriptors from this number on are reserved for connections, so no socket is kept under such a number */
@@ -55,8 +56,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
 /* Closes all sockets that are still in lingering close. */
 void lingering_close_clear(struct lingering *linger);
 
-/* Call this after everything was written to `fd` and before its owner closes it; any thread may call it. It drops
- * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, it keeps the socket open by a
+/* Call this after everything was written to `fd` and before its owner closes it; any thread may call it. Drops
+ * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, keeps the socket open by a
  * duplicate descriptor. */
 void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
 /* Drops bytes that have arrived on the sockets. The loop calls this when epoll_fd is readable. */

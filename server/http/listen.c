@@ -8,9 +8,9 @@
  * the backlog would keep waking the loop for connections that it cannot accept.
  * 3. In one turn, the loop accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not wait.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
- * closed, also between the last accept() and close(), and close() resets the connections in the backlog. Their clients
- * may have sent their requests, and a load balancer may not repeat a request. listener_hide() therefore makes the
- * kernel refuse new handshakes before the listener is closed. */
+ * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
+ * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
+ * therefore makes the kernel refuse new handshakes before the listener is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A spare descriptor that is kept for the time when no other is free (invariant 2 above). Only the loop's thread uses
+/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the loop's thread uses
  * it. */
 static int spare_fd = -1;
 
@@ -324,7 +324,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* If the supervisor opened the socket, it calls listener_hide() itself, because it may need the socket for another
+    /* A supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
      * server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
@@ -345,9 +345,9 @@ void listener_stop(struct listener *listener)
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* The listener is closed before the drain ends, because it would accept clients while the server drains, and reset
-     * them at the end. A load balancer whose connection is refused goes to the next server at once. A supervisor keeps
-     * its own descriptor of the socket. */
+    /* The listener is closed before the drain ends. Otherwise it would accept clients while the server drains, and
+     * reset them at the end. A load balancer whose connection is refused goes to the next server at once. A
+     * supervisor keeps its own descriptor of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -22,8 +22,8 @@ struct listener {
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* the loop's watch of the socket; NULL: no connections are accepted */
-    bool adopted;             /* another process (the supervisor) opened the socket and holds it too */
-    /* time at which listener_retire() was called for this listener, which will stop soon; 0: it was not called */
+    bool adopted;             /* true: another process (the supervisor) opened the socket, and holds it too */
+    /* time at which listener_retire() was called for this listener; 0: it was not called */
     int64_t retired_ms;
     struct server *server;
     struct http_server *http;
@@ -43,14 +43,14 @@ attn_status listener_start(struct listener *listener, struct loop *loop, struct 
                            struct http_server *http, attn_error *err);
 /* True if only clients on this machine can reach the listener. */
 bool listener_is_local(const struct listener *listener);
-/* Writes the URL for a browser on this machine, "http://127.0.0.1:8080/", or "" for a unix socket. Returns `text`. */
 enum { LISTENER_URL_BYTES = 192 };
+/* Writes the URL for a browser on this machine, "http://127.0.0.1:8080/", or "" for a unix socket. Returns `text`. */
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still takes
- * new clients after that, or the socket is a unix socket, it stops the listener at once. */
+/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still
+ * takes new clients afterwards, or the socket is a unix socket, this function stops the listener at once. */
 void listener_retire(struct listener *listener);
 /* True while the listener is retired but a handshake that had begun before may still be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

@@ -50,7 +50,8 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Reads the request's id and its trace ids. It runs first, because every answer and log line carries them. */
+/* Reads the request's id and trace ids. Call this before the other checks of the head, because every answer and log
+ * line contains the ids. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -75,7 +76,8 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the address of the request's peer: if a trusted proxy sent the request, the client behind the proxy. */
+/* Sets the address of the request's peer. If a trusted proxy sent the request, the peer is the client behind the
+ * proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -193,7 +195,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* now that the percent-escapes of the path are resolved, it may belong to another route */
+                     /* the path, now without percent-escapes, may belong to another route */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
@@ -203,7 +205,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            /* bytes are left: without a suspension the connection would hang (quirk 5 of mhd_quirks.h) */
+            /* Bytes are left, so the connection is suspended. Without a suspension it would hang (quirk 5 of
+             * mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
@@ -274,7 +277,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     } else {
         struct connection *connection = *socket_context;
         /* libmicrohttpd closes a connection without on_completed() in two cases: 1.0.1 when a chunk's head is longer
-         * than its buffer, and 0.9.75 when it refuses a head twice. The memory of the head has been freed by now. */
+         * than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is already
+         * free. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

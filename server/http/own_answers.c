@@ -34,15 +34,15 @@ enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed messag
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* text of the error; NULL: the error's title says everything */
+    const char *detail; /* text of the error; NULL: the answer has only the error's title */
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd would answer 413 here, but that answer does not fit into the connection's memory either, so it
-     * answers 500. */
+    /* libmicrohttpd would answer 413 here, but its answer 413 does not fit into the connection's memory either, so
+     * libmicrohttpd answers 500. */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };

@@ -1,11 +1,11 @@
 /* own_answers.h: replaces the answers that libmicrohttpd gives by itself.
  *
  * libmicrohttpd refuses a malformed message by itself, for example a request line with a space in its target, a header
- * without a colon, a malformed Content-Length or chunk, or a head that is too long. Its answer is an HTML page that
- * differs from version to version: 1.0.1 redirects to a target without the space, 0.9.75 sends the head of some answers
- * twice. attnd sends none of these pages. This program defines the functions with which libmicrohttpd sends bytes, as
- * it defines epoll_wait() (mhd_quirks.c). These functions send a problem document instead, and then the connection
- * ends.
+ * without a colon, a malformed Content-Length or chunk, or a head that is too long. libmicrohttpd's answer is an HTML
+ * page that differs from version to version: 1.0.1 redirects to a target without the space, 0.9.75 sends the head of
+ * some answers twice. attnd sends none of these pages. This program defines the functions with which libmicrohttpd
+ * sends bytes, as it defines epoll_wait() (mhd_quirks.c). These functions send a problem document instead, and then the
+ * connection ends.
  *
  * An answer is libmicrohttpd's own if it is an error and attnd has answered no request on its connection. attnd decides
  * this by the bytes that are about to be sent, not by libmicrohttpd's log messages, and does so for TLS too. */

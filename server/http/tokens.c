@@ -259,8 +259,8 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
             tokens->list->tokens[i].text;
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, otherwise 0. There is no branch, so the time reveals nothing. A token
-         * that is listed twice has one account, so `found` is never a mixture of two accounts. */
+        /* `same` is all ones if no byte differs, otherwise 0. Without a branch, the time of the comparison reveals
+         * nothing. A token that is listed twice has one account, so `found` never mixes two accounts. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

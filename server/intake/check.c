@@ -58,12 +58,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs (as body_admit()
- * does). A block that was used before has its pages mapped already, while the parser's block would grow by new pages.
- * If no such block is free, the parser's block grows instead.
- *
- * Does nothing if the inputs are not larger than the parser's block. Otherwise the parser will request more memory, and
- * learns the address of the new block then. */
+/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs. A block that was
+ * used before is faster than a block that grows, because its pages are mapped already. If no such block is free, the
+ * parser's block grows instead. Does nothing if the inputs are not larger than the parser's block. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -85,8 +82,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Copies inputs from shared memory to staging memory. The server checks the copy, since the client cannot change it any
- * more. Inputs in a GPU's memory stay there. */
+/* Copies inputs from shared memory to staging memory. The server checks the copy, because the client cannot change
+ * the copy. Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;

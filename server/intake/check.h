@@ -33,8 +33,8 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
 /* Copies the deadline and, if the check failed, the failure to the request. Only the request's owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the earlier of two deadlines. The server's limit counts from the last byte of the body, the client's limit
- * from the first. `call` may be NULL while the limit in the body itself is unknown. */
+/* Returns the earlier of two deadlines. The server's time limit begins at the last byte of the body, and the
+ * client's time limit at the first byte. `call` may be NULL while the time limit in the body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif

@@ -39,7 +39,7 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an item of the request before this one uses the same context (saved forward). */
+/* True if an earlier item of the request uses the same context (saved forward) as this item. */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -106,8 +106,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward no kernel could compute. It examines only the tensors of decide[],
- * because reading the values of masks a second time would take long. */
+/* Refuses `save` for a forward whose backward no kernel could compute. The function examines only the tensors of
+ * decide[], because reading the values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -131,8 +131,8 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The seed
- * is below 2^53, so JSON readers that have only doubles keep it exactly. */
+/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The
+ * seed is below 2^53, so that JSON readers that store numbers as doubles do not change it. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
     enum { BITS = 53 };
@@ -144,9 +144,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Binds the tensors that lie in clients' registered memory (regions) to their addresses, for a body with one problem,
- * now that the shapes are known. Tensors in a GPU's memory are the client's again after the request, and the CPU cannot
- * read them. So `save` and a check are refused for them. */
+/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem
+ * whose shapes are known. Refuses `save` and checks for tensors in a GPU's memory, because the client may change
+ * them after the request, and the CPU cannot read them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -250,9 +250,10 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. The outputs are not
- * included, and a check's truth is one of them. `workspace` is the scratch memory of its kernels, which the truth uses
- * afterwards. Items are verified one after the other. */
+/* Returns the bytes of device memory that a job needs for its kernels and its truth (outputs in float64), without
+ * the job's outputs. The truth of a check is one of the outputs. `workspace`: bytes of scratch memory that the
+ * kernels need; computing the truth reuses this memory. Items are verified one after the other, so the largest truth
+ * counts. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -264,8 +265,8 @@ static size_t truth_memory(const struct job *job, size_t workspace)
     return workspace + out;
 }
 
-/* Refuses a job that needs more memory than any device has, because a later attempt would fail too. A device with its
- * own memory has copies of the inputs, the outputs and the saved forwards in use (memory.c). Every device needs scratch
+/* Refuses a job that needs more memory than any device has. On a device with its own memory (memory.c) the job needs
+ * copies of its inputs, of its outputs and of the saved forwards that it uses. On every device it needs scratch
  * memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
@@ -315,8 +316,8 @@ static void add_truth(struct job *job, int index, double *most)
 }
 
 /* Decides who computes the truth (results in float64) of a check, and adds the check's cost. Returns the bytes among
- * the outputs that a device's truth takes. A check adapts to the time that it has; the least that it needs is the truth
- * of some rows. */
+ * the outputs that a device's truth takes. A check adapts to the time that it has, but needs at least the truth of
+ * some rows. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -385,8 +386,9 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes that a device needs, among the outputs, for what it finds out: numbers to check the given lse of a
- * backward, or distances of a forward's outputs from their values in float64. No job has both. */
+/* Returns the bytes, among the outputs, for numbers that a device finds beside the results: numbers to check the
+ * given lse of a backward, or distances of a forward's outputs from their values in float64. No job has numbers of
+ * both kinds. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -397,8 +399,8 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. Without memory for the truths of
- * checks, the CPU computes them, and *bytes becomes 0. */
+/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
+ * exact results of checks, the CPU computes them later, and *bytes becomes 0. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */

@@ -24,7 +24,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* The preparation for each head that has a row to verify costs as much as one row. */
+    /* For each head that has a row to verify, the preparation costs as much as verifying one row. */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -153,8 +153,8 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
     return true;
 }
 
-/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy. If a
- * client truncated such shared memory, reading its mapping here would end the process by SIGBUS. */
+/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy.
+ * If a client truncated its shared memory, reading the mapping here would end the process by SIGBUS. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
@@ -171,8 +171,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* the server itself computed the lse of a context (saved forward), and the keys of a cache transaction are known
-     * only when it begins, so neither lse is checked */
+    /* The server itself computed the lse of a context (saved forward), so that lse is not checked. The keys of a
+     * cache transaction are known only when the transaction begins, so its lse cannot be checked here. */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

@@ -34,15 +34,16 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region that are running */
-    bool intact;          /* no client had modified the object before the running writes began */
+    bool intact;          /* true: no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
-    bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
+    /* true: the region is in the list `fresh` of regions to pin; the list holds a reference to the region */
+    bool is_to_pin;
     struct region *after; /* next region in the list `fresh` (regions to pin) */
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
-    int number; /* the number by which the server calls `device` */
-    int64_t id; /* the number by which the client calls `device` */
+    int number; /* the server's number for `device` */
+    int64_t id; /* the client's number for `device` */
     char *memory;
 };
 
@@ -105,8 +106,8 @@ void region_ask_for_pin(struct region *region);
  * calls is not noticed; the client must leave the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
-/* The main function of the table's own thread (the argument is the table). The thread does what may take the driver or
- * the system long. It ends when `end` is set and nothing is left to do. */
+/* The main function of the table's own thread (the argument is the table). The thread makes those calls of the
+ * driver and the system that may take long. The function ends when `end` is set and nothing is left to do. */
 void *region_keeper(void *regions);
 
 #endif

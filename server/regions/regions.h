@@ -2,8 +2,9 @@
  * memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
- * It belongs to the token that registered it and is invisible to others. It holds a descriptor, or the opened memory.
- * So it stays valid for running requests when the client unlinks the object or unregisters the region.
+ * A region belongs to the token that registered it, and is invisible to other tokens. A region holds a descriptor, or
+ * the opened memory, so it stays valid for running requests when the client unlinks the object or unregisters the
+ * region.
  *
  *     POST .../register -> regions_register()                                           the table has it
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
@@ -13,21 +14,22 @@
  *     FINISHING         -> region_uses_write()   writes the outputs
  *                          region_uses_free()
  *
- * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of it, as
- * a page that was cut off would raise SIGBUS. It uses pread() and pwrite(), in pieces, on threads that keep no other
- * request waiting. The data are checked in the copy and never read again.
+ * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of the
+ * object, because a page that was cut off would raise SIGBUS. The CPU uses pread() and pwrite(), in pieces, on threads
+ * that keep no other request waiting. The server checks the data in its copy, and does not read the object again.
  *
  * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver
- * maps and holds these pages, so they remain when the object is truncated. The object's modification time tells
- * whether they still belong to it: truncating it or making a hole changes that time, and so does the first write to a
- * mapped page. A region is pinned after its registration was answered, with its holes filled, and again after a
- * modification, within bounds (limits.h). Without a valid pin, tensors are copied as above.
+ * maps and holds these pages, so the pages remain when the object is truncated. The object's modification time tells
+ * whether the pages still belong to the object: it changes when the object is truncated, when a hole is made, and at
+ * the first write to a mapped page. A region is pinned after its registration was answered, with its holes filled, and
+ * again after a modification, within bounds (limits.h). Without a valid pin, the CPU copies the tensors.
  *
- * A GPU uses tensors in its own memory in place. The CPU does not read them, so only tensors whose values need no
- * check may lie there (proto_may_lie_on_device()). The client must leave them alone until the kernels are done.
+ * A GPU uses tensors in its own memory in place. The CPU does not read these tensors, so only tensors whose values need
+ * no check may lie there (proto_may_lie_on_device()). The client must not change them until the kernels are done.
  *
- * The last user of a region does not close it. For an unlinked object close() frees all pages, which takes seconds for
- * some gigabytes. Closing a GPU's memory may wait for all work there. The table has its own thread for this. */
+ * The last user of a region does not close the region, because that may take long: close() of an unlinked object frees
+ * all pages, which takes seconds for some gigabytes, and closing a GPU's memory may wait for all work on the GPU. The
+ * table has a thread of its own that closes regions. */
 #ifndef REGIONS_H
 #define REGIONS_H
 
@@ -65,8 +67,8 @@ void regions_free(
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* Registers a region. If it fails, it returns false with *error and the text in `why`, whose `member` is a pointer into
- * the body. The object must already be as long as the region needs. */
+/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error
+ * and describes the failure in `why`, whose `member` is a pointer into the body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
@@ -74,21 +76,21 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is NULL.
- * Returns how many. Requests that use them continue. */
+/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is
+ * NULL. Returns the number of regions that it unregistered. Requests that use these regions continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
 /* Unregisters all regions (registered memory) of callers that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region, as regions_visit() passes them to visit(). regions_visit() calls visit() for each of the
- * caller's regions of a kind, or if `name` is not NULL, for the region with this name. It returns the number of calls.
- * visit() must not call functions of this header. */
+/* The properties of a region, as regions_visit() passes them to visit(). */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
+/* Calls visit() for each of the caller's regions of a kind or, if `name` is not NULL, for the region with this name.
+ * Returns the number of calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -115,16 +117,16 @@ struct region_use {
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
-/* All tensors of a request that lie in regions (registered memory). At first the request has this list, later its
- * job. */
+/* The list of all tensors of a request that lie in regions (memory that clients registered). The request owns the
+ * list first, and its job later. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
-    bool placed;        /* the address `memory` of all inputs has been set */
+    bool placed;        /* true: the member `memory` of all inputs is set */
     bool writes;        /* true: the CPU copies some outputs to regions */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
-    uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
+    uint64_t elsewhere; /* the outputs that need no staging memory, as bits of attn_tensor_id */
     int count;
     struct region_use list[];
 };
@@ -149,10 +151,10 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Checks that the outputs fit into their regions, once the problem's shapes are known. Outputs that are pinned or in a
- * GPU's memory get their addresses. A second call, when the outputs in staging memory have addresses too, records what
- * to copy. INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or
- * a tensor is not aligned to its elements or to `alignment`. */
+/* Checks that the outputs fit into their regions. Call this when the problem's shapes are known: outputs in pinned
+ * memory or in a GPU's memory then get their addresses. Call it again when outputs in staging memory have addresses:
+ * it then records what to copy. INVALID: an output does not fit, overlaps another output, or overlaps an input in a
+ * GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to

@@ -1,10 +1,11 @@
 /* table.c: the table of regions (memory that clients registered). See regions.h, and internal.h for the other files of
  * the folder.
  *
- * Objects that may be registered: a key names one object of /dev/shm, so it has no '/'. It begins with a prefix that
- * the operator chose for clients' objects. The object must be a regular file without a second name, which could be a
- * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not offer
- * what only root can open. An object that one caller has registered cannot be registered by another. */
+ * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
+ * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
+ * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
+ * open it to the server, because a client may not offer what only root can open. An object that one caller has
+ * registered cannot be registered by another caller. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -136,7 +137,8 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the server could read and write the file without privileges over the files of other users. */
+/* True if the file belongs to the server's user, or its mode lets the server read and write the file. No privilege over
+ * other users' files is needed then. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;

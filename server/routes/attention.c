@@ -29,7 +29,7 @@ const struct route_body attention_bodies[] = {
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* true: the value must be less than `most`; false: at most `most` */
+    bool below; /* true: the value must be less than `most`; false: the value must be at most `most` */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)
@@ -81,7 +81,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* several dtypes are listed here; if only one is allowed, the text of the shape names it */
+    /* If several dtypes are allowed, they are listed here. If only one is allowed, the text of the shape names it. */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -166,7 +166,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Writes which tensors may be given only together with a certain other tensor. */
+/* Writes which tensors may be given only together with another tensor, and which other tensor that is. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -345,8 +345,8 @@ void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        /* the schema of the answer is written only for operations that a device runs; for others, the route's row has
-         * it */
+        /* The schema of the answer is written here only for operations that a device runs. For other operations, the
+         * route's row has the schema. */
         if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

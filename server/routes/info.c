@@ -54,8 +54,8 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* In a decode a keep mask covers only the last keys, and only kernels with the feature KEEP_MASK_AT_END take
-         * it. */
+        /* In a decode a keep mask covers only the last keys. Only kernels with the feature KEEP_MASK_AT_END take a
+         * mask of that kind. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -87,7 +87,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
-    /* For a merge there is one kernel, which has no row: every device merges whatever attn_merge_check() accepts. */
+    /* For a merge there is one kernel, which is in no table of kernels: every device merges whatever
+     * attn_merge_check() accepts. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))

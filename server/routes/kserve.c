@@ -111,8 +111,8 @@ static void add_parts(struct text *t, int first, bool gradients)
         text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
 }
 
-/* Writes a tensor's description in the form of the metadata, or of the configuration (`config`). The two forms have
- * different names for the same facts. */
+/* Writes a tensor's description in the form of a model's metadata or, with `config`, of a model's configuration. The
+ * two forms have different names for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
     char name[PROTO_NAME_BYTES];
@@ -316,7 +316,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    /* success is counted last, so a reader that sees this part sees the other parts too */
+    /* success is counted last: a reader that sees this count also sees the counts of the other parts */
     count_part(s, PART_success, ns);
 }
 

@@ -8,9 +8,9 @@
 #include "server/base/config.h"
 #include "server/work/request.h"
 
+enum { KSERVE_WHY_BYTES = 384 };
 /* Returns the model with this name and version (empty: any version). Returns NULL if there is none, and writes a
  * sentence to `why` that names the existing models. */
-enum { KSERVE_WHY_BYTES = 384 };
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
 /* The content types that POST /v2/models/{model}/infer takes. */

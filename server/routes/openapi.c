@@ -52,8 +52,7 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true inside a part of openapi.json that is left out, because this server lacks the option that the part
-     * describes */
+    /* true: the text that is read now is left out, because it describes an option that this server lacks */
     bool skips;
 };
 
@@ -159,8 +158,9 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. The error codes are listed beside the schema and not in it. Otherwise the
- * schemas would differ, and some client generators would make a class for each response, others no class at all. */
+/* Writes the error response of one status. The error codes are listed beside the schema, so that all error responses
+ * have one schema. With different schemas, some client generators make a class for each response, and others make no
+ * class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -301,7 +301,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path: of all rows that have the path of row `first`, which is the first of them. */
+/* Writes the operations of one path, one for each row with this path. Row `first` is the first of these rows. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

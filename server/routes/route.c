@@ -37,8 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* Finds the method of rows that answer a request with this method name (GET rows answer HEAD too). Method names are
- * case-sensitive (RFC 9110, 9.1). */
+/* Finds the method of the rows that answer a request with this method's name. Rows with GET also answer HEAD. Names
+ * of methods are case-sensitive (RFC 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {

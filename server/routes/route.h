@@ -43,8 +43,8 @@ struct route_body {
      * type. */
     const char *media;
     const char *const
-        /* Undocumented content types that are read in the same way, up to a NULL; "*" stands for any type. NULL: there
-         * are none. */
+        /* A list of further content types that are read like `media` but are not documented. "*" stands for any
+         * type, and NULL ends the list. NULL: there is no list. */
         *also;
     const proto_format *format;
     /* The schema of body and answer: JSON with ' for ". NULL: the route's row names the schemas. */
@@ -56,9 +56,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The OpenAPI document's texts about one route alone. The document derives everything else from other columns, or says
- * it about all routes: HEAD, the errors of any request, of a body and of a token. If the route belongs to an operation,
- * summary, description and answer are NULL here, because the row of proto_operations[] has them. */
+/* The texts of the OpenAPI document about one route. What the document says about all routes, or derives from other
+ * columns, is not here. If the route belongs to an operation, summary, description and answer are NULL, because the
+ * row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -70,7 +70,7 @@ struct route_doc {
     /* the parameters of the path, in the order in which the pattern has them */
     struct route_parameter parameters[REQUEST_PARAMETERS];
     uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
-    bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
+    bool plain_503;  /* true: an answer 503 of this route may be a line of text instead of a problem document */
 };
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
@@ -84,10 +84,10 @@ struct route {
     const char *endpoint; /* label in /metrics and the log; aliases of a path share one label */
     unsigned ports;
     unsigned token; /* the ports on which the route requires a token, if the server has tokens */
-    bool quiet;     /* requests are logged at level debug, because probes come every second */
-    /* The first parameter of the path is the name of a model, the second its version (routes/kserve.h). */
+    bool quiet;     /* true: requests of this route are logged at level debug, because probes come every second */
+    /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
+    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
     bool hidden;
     /* The option with which the server offers the route. Without that option, the OpenAPI document leaves the route out
      * too. */
@@ -96,17 +96,18 @@ struct route {
     /* For a route with tensors: the formats of the body, and the operation. The body may have up to --max-body-bytes.
      * If the path names a model, the model determines the operation. */
     const struct route_body *bodies; /* formats of the body; NULL: the route has no tensors, and its body is dropped */
-    bool optional_body;              /* for a route without tensors: the body may be left out */
-    /* For a route without tensors: the body is kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES. */
+    bool optional_body;              /* for a route without tensors; true: the body may be left out */
+    /* For a route without tensors. True: the body is kept for the handler (request->text), up to
+     * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* The handler changes nothing, even if its method is not GET, so a client may repeat the request. If there is no
-     * memory for the answer, the client gets 503. (For other handlers the connection is closed without an answer.) */
+    /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
+     * is no memory for the answer, the client gets 503. With false, the connection is then closed without an answer. */
     bool only_reads;
     proto_op op;
-    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills the
-     * answer, or fails the request (request_fail). request->parameters has the parameters of the path. The decoded body
-     * of an operation is request->job->call, where each item has its own error. Any HTTP thread may call the
-     * handler. */
+    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). The handler
+     * fills the answer, or fails the request (request_fail). request->parameters has the parameters of the path. The
+     * decoded body of an operation is request->job->call, where each item has its own error. Any HTTP thread may call
+     * the handler. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;
@@ -121,10 +122,10 @@ static inline const proto_operation *route_operation(const struct route *route)
 
 /* The result of a search for a path and a method. */
 struct route_match {
-    /* The row with this path and method. If no row has the method, the first row with this path. NULL: the path does
-     * not exist. */
+    /* The row with this path and method. If no row has the method, it is the first row with this path. NULL: the
+     * path does not exist. */
     const struct route *route;
-    bool answers;     /* true: `route` has the method, not only the path */
+    bool answers;     /* true: the row `route` has the request's method, and not only its path */
     unsigned methods; /* the methods of all rows with this path: bits of enum route_method */
     /* the parameters of the path, which point into the memory of the path */
     struct slice parameters[REQUEST_PARAMETERS];
@@ -133,9 +134,9 @@ struct route_match {
 /* Looks for a path among `count` rows, for a request on `port` (PORT_MAIN, PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
-/* Returns, as a hint, the pattern without parameters that is most similar to a path. The two differ in a few letters,
- * in upper and lower case or in a slash at the end, or have the last segment in common. Returns NULL if no pattern is
- * similar. */
+/* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path
+ * if they differ in a few letters, in upper and lower case or in a slash at the end, or have the last segment in
+ * common. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
 /* Returns the content type of a refusal at this path: JSON for KServe's clients, otherwise that of a problem document.
@@ -150,9 +151,10 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of `bodies` that decodes a body of this content type, or NULL if there is none. The content type may
  * be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. It is the row that the
- * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other. If Accept allows no row, it is the
- * first row: the client gets an answer in a format that it did not ask for, instead of an error. */
+/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. The result is the row
+ * that the header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no
+ * row, the result is the first row: the client then gets an answer in a format that it did not ask for, and no
+ * error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

@@ -110,7 +110,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* columns: method, path, endpoint, ports; the others have their names */
+    /* the first columns are method, path, endpoint and ports; the other columns are written with their names */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
               ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context (a saved forward) is missing or in use */, NONE),

@@ -10,9 +10,9 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* The hint for a client that seems to look for the attention routes. */
 #define ROUTES_WHERE_TO "q, k and v go to POST /v1/attention/forward"
 
+enum { ROUTES_HINT_BYTES = 128 };
 /* Writes a hint for a path that does not exist: ", did you mean /v1/info?", or "" if there is no hint. Returns
  * `text`. */
-enum { ROUTES_HINT_BYTES = 128 };
 const char *routes_hint(unsigned port, const char *path, char text[ROUTES_HINT_BYTES]);
 
 /* Returns the whole table of routes, for the OpenAPI document and for tests. */

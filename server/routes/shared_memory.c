@@ -92,8 +92,8 @@ void shared_memory_cuda_status(struct request *request, struct answer *answer)
     answer_status(request, REGION_CUDA, answer);
 }
 
-/* Logs that a region (a registered piece of shared memory) has changed. Its key is not logged, because keys concern
- * only the operator and the client. */
+/* Logs that a region (a registered piece of shared memory) has changed. The region's key is not logged, because keys
+ * concern only the operator and the client. */
 static void log_region(const struct request *request, const char *event, const char *name, const char *what,
                        long long n)
 {

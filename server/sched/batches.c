@@ -40,8 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. With `commit` the caches keep what it appended; without it (the request failed) they
- * are as before. */
+/* Ends a job's cache transaction. With `commit` the caches keep what the job appended. Without `commit` (the request
+ * failed) the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -49,9 +49,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins the cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
- * transaction has ended since the last full scan, only new ones are examined, because a transaction may have a thousand
- * caches, and hundreds may wait. */
+/* Begins those cache transactions that can begin, from the oldest on. The jobs of these transactions may then leave for
+ * a device. If no transaction has ended since the last full scan, only new transactions are examined, because a full
+ * scan takes long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -92,7 +92,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* `follows` is true only if the job was in an earlier batch, which failed */
+        job->follows = false; /* an earlier batch of the job, which failed, may have set `follows` */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -144,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* The parts of the job that have left for a device are cancelled. If no part has left, no device uses the
-         * client's memory, and the request need not be held. */
+        /* If no part of the job has left for a device, no device uses the client's memory, and the request need not
+         * be held. Parts that have left are cancelled. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -168,8 +168,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can leave now: all wait for another device, for room on this one, or for other jobs to join the
-         * batch. */
+        /* No job can leave now: every job waits for another device, for room on this device, or for other jobs to
+         * join the batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -244,15 +244,15 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* After the answer the client may use its shared memory again, so the request is held until the writing is over. */
+    /* After the answer the client may use its shared memory again, so no answer is sent until the writing is over. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the judges of a body's checks take. They run one after the other, so the largest
- * judge decides. */
+/* Returns how much memory in bytes the judges of a body's checks take. The judges run one after the other, so the
+ * result is what the largest judge takes. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -267,8 +267,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
     return most;
 }
 
-/* Starts to judge the results that a check request gives. A device may have computed the truth for this before. False:
- * out of memory; the request has been answered. */
+/* Starts the judge of a check request, which compares the client's results with exact ones. A device may have
+ * computed the exact results before. False: out of memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

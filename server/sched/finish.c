@@ -151,8 +151,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* A cache transaction that has ended has released its tables, also the lengths of its caches. The result has a
-         * copy of these lengths. */
+        /* When a cache transaction ends, it releases its tables, which include the lengths of its caches. The result
+         * has a copy of the lengths. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -214,8 +214,8 @@ static void sum_piece(struct piece *piece)
     } while (summing->at < summing->end && clock_ns() < until_ns);
 }
 
-/* A share of the gradients was added up, or a piece of the share. After the last share, the other finishing work
- * begins. */
+/* Runs when a share of the gradients, or a piece of the share, was added up. After the last share, the other
+ * finishing work begins. */
 static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;
@@ -249,7 +249,8 @@ static void after_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece;
     struct job *const job = finishing->job;
     if (finishing->complete) {
-        /* the sums' memory is released only now, because some sums were written from it to clients' regions (sums.c) */
+        /* The memory of the sums is released only now, because sums.c wrote some sums from it to clients' regions
+         * until now. */
         staging_release(job->staging, job->sums);
         job->sums = NULL;
     }

@@ -3,7 +3,7 @@
  * are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers (`encoding`:
  * array) is measured, because an answer's length is sent before its text.
  *
- * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
+ * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
 #ifndef FINISH_H
 #define FINISH_H
@@ -38,7 +38,7 @@ struct finishing {
     int summing_left; /* number of shares of the gradients that are not added up yet; only the loop uses this member */
     struct job *job;  /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* set by the loop: no further piece will be run */
+    bool cancelled; /* true: the loop has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 

@@ -224,8 +224,9 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* Returns freed memory to the system after many connections have closed, because glibc keeps the memory that
- * connections and their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
+/* Returns freed memory to the system after many connections have closed. Otherwise glibc would keep what the
+ * connections and their requests have freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by
+ * itself. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -284,16 +285,17 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets the first work, which is this function. It runs right after
- * threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a thread. */
+/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The function is queued
+ * right after threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a
+ * thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have. A libuv watcher at this number makes libuv's
- * array of watchers, which is indexed by descriptor, as large as it can ever be. Otherwise libuv would abort if the
- * array could not grow later. */
+/* Returns the highest number that a descriptor of this process may have. The loop makes a libuv watcher at this
+ * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the
+ * array could not grow later, libuv would abort. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -409,8 +411,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer for sweeps starts here and not in loop_open(). If the server's start fails, the loop is closed and runs
-     * once more, and at that time there are no devices and no staging memory. */
+    /* The timer for sweeps starts here and not in loop_open(). If the server's start fails, the loop runs once more
+     * to close, without the devices and the staging memory that a sweep needs. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */

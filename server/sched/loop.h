@@ -16,9 +16,9 @@ enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 struct loop *loop_open(struct server *server);   /* makes the loop; aborts when the system refuses what it needs */
 struct mailbox *loop_mailbox(struct loop *loop); /* returns the mailbox to which devices post finished batches */
 
+struct loop_watch;
 /* Watches a descriptor: whenever it can be read, the loop calls on_readable(context). Call this on the loop's thread.
  * The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
-struct loop_watch;
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
 /* Ends a watch: on_readable() is not called any more, and the descriptor may be closed. loop_close() ends the watches

@@ -32,17 +32,17 @@ struct loop {
     int window_fd;
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* a first, empty piece of work, which makes libuv start its threads */
-    _Atomic int stops, reloads; /* number of signals to stop, and to reload, that are not handled yet */
+    _Atomic int stops, reloads; /* numbers of signals to stop, and of signals to reload, that are not handled yet */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
-    struct request *unwatched; /* the oldest request without a hang-up watch; all newer requests have none either */
+    struct request *unwatched; /* the oldest request without a hang-up watch; newer requests have no watch either */
     bool queue_changed;
-    /* a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
+    /* true: a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
     bool transactions_changed;
-    /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
+    /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* the last scan of waiting transactions ended before the end of the queue */
+    bool scan_cut; /* true: the last scan of waiting transactions ended before the end of the queue */
     uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
@@ -67,8 +67,8 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running job when the
- * device returns it. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job
+ * is freed when the device returns the job. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. A held request (one whose client's memory is in use) is answered when it is no
  * longer held. */
@@ -89,8 +89,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. For a request that is not in the mailbox yet, either its HTTP thread sees
- * `stopping`, or request_arrived() answers it. */
+/* Answers all waiting requests now. A request that is on its way to the mailbox is answered by its HTTP thread, if
+ * that thread sees `stopping`, or else by request_arrived(). */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
@@ -110,8 +110,8 @@ void batches_mark(struct batch *batch);
 void batches_window(uv_poll_t *poll, int status, int events);
 /* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* Disables devices that do not finish their batches in time, and answers the requests. The jobs stay with the device,
- * because it may still write to their memory. */
+/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs
+ * stay with the device, because it may still write to their memory. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

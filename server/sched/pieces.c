@@ -1,8 +1,8 @@
 /* pieces.c: see pieces.h.
  *
- * libuv runs its work in order of arrival. So it gets only as many pieces as it has threads, and the other pieces wait
- * in the list here. Their number is bounded by the requests that may wait (--queue-depth). Searching 1024 of them takes
- * microseconds. */
+ * libuv runs its work in order of arrival. So libuv gets only as many pieces as it has threads, and the other pieces
+ * wait in the list here. The number of waiting pieces is bounded by the requests that may wait (--queue-depth).
+ * Searching 1024 of them takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -36,8 +36,8 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Removes and returns the piece whose flow (client) has used the least time. If several have used the same, it takes
- * the oldest piece. */
+/* Removes and returns the piece whose flow (client) has used the least time. If several flows have used equally
+ * little, the function takes the oldest of their pieces. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;

@@ -136,7 +136,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* the transaction of a queued job ends here, that of a running job when the device is done */
+        /* the transaction of a queued job ends here; the transaction of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)

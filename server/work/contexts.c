@@ -97,7 +97,8 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* an entry in any other state belongs to a running request, and no request is left when the table is freed */
+        /* An entry in any other state would belong to a running request, but no request is left when the table is
+         * freed. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }

@@ -49,8 +49,8 @@ void contexts_drop(struct contexts *contexts, const char *id);
  * not ready; the text is always the same), IN_USE (the same caller has taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise it can be
- * taken again. */
+/* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise the
+ * context can be taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);

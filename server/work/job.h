@@ -44,12 +44,13 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the truth (results in float64) of an item (attn_truth_some()). For `verify` the device
- * compares out with its truth, which stays on the device. For a check the truth goes to the judge on the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (attn_truth_some()). With `verify` the
+ * device compares out with the exact out, which stays on the device. In a check the exact results go to the judge on
+ * the CPU. */
 struct job_truth {
     bool wanted;
     uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
-    attn_truth to;    /* for a check: the addresses, among the outputs, at which the results of the truth arrive */
+    attn_truth to;    /* for a check: the addresses, among the outputs, to which the device writes the exact results */
     size_t bytes;     /* size of the truth (results in float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
@@ -70,7 +71,7 @@ struct job_range {
  * so all parts of a job leave at the same time.
  *
  * 1. A part leaves once, for a device that can compute it.
- * 2. A job is over when all its parts are back. It may then be joined again, and queued again as a whole.
+ * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
  * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
  *    CANCELLED: when one part fails, the server cancels the others. */
 struct job_part {
@@ -79,22 +80,22 @@ struct job_part {
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
-    struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
+    struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
-    bool left;           /* the part has left for a device in a batch */
+    bool left;           /* true: the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
-    bool ran;           /* the kernels ran and did not fail */
+    bool ran;           /* true: the kernels ran and did not fail */
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
-    /* for a part of a cut job with `truths`: whether the device has compared the part's out with its truth, and the
-     * distances that it found */
+    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
+     * results, and the differences that it found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -127,7 +128,8 @@ struct job {
     double bytes;
     /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
     double seconds;
-    double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
+    /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
+    double worst_seconds;
     /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
     const char *because;
     size_t tensor_bytes; /* bytes of the job's blocks of staging memory, which the queue counts */
@@ -138,39 +140,44 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* jobs of one caller leave for a device in this order, 1 before 2 */
+    int64_t priority;      /* jobs of one caller leave for a device in the order of this number, 1 before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
-     * read q or k; NULL: none */
+    /* the rows of the given lse that a device must check, because only a device can read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* address, among the outputs, to which the device writes the sums that it computes for `lse` */
+    /* address, among the outputs, to which the device writes what it computes for the check of the given lse (member
+     * `lse`) */
+    void *lse_found;
     /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
      * neither. A job with this member runs alone. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for verifying outputs in float64 (`truths`); `seconds` includes them */
     double truth_seconds;
-    /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
+    /* [call->count]: addresses, among the outputs, to which the device writes the differences between each item's
+     * outputs and the exact outputs (float64) */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed what `truths` describes; false: the device computes no truth (results in
-     * float64) */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
+     * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
+    /* true: the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its
+     * truth */
     bool wants_judge;
-    /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
+    /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
+     * encoded */
     bool wants_measure;
-    /* the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
+    /* true: the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
     struct caches *caches;               /* the table of the caches that the request names */
     struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
     size_t tables_used;                  /* number of bytes of `tables` in use */
-    /* true: reading memory and not arithmetic takes the job's time on a GPU, so a batch may have many jobs like this */
+    /* true: on a GPU the job's time goes to reading memory and not to arithmetic, so a batch may have many of these
+     * jobs */
     bool memory_bound;
     /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
     int context_count;
@@ -183,13 +190,13 @@ struct job {
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned; /* the loop has tried to begin the job's cache transaction */
-    /* the result of the job is no longer wanted; the job keeps its request only until the batch ends, because a
-     * device uses the client's memory */
+    bool scanned; /* true: the loop has tried at least once to begin the job's cache transaction */
+    /* true: no client wants the job's result; the job keeps its request until the batch ends, because a device uses
+     * the client's memory */
     bool given_up;
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
-    bool follows;   /* another job of the same KServe model is before this one in the batch */
+    bool follows;   /* true: another job of the same KServe model is before this job in the batch */
     /* time of the part that took longest so far; the job's times by stage are those of this part
      * (batch_note_times()) */
     int64_t longest_ns;
@@ -221,7 +228,8 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job that has not left for a device, and has one problem, into `count` parts, at least 2. False: out of memory,
  * and the job is as before. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job one part again, as if it had never left. Call this when no part is with a device. */
+/* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
+ * a device. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {
@@ -237,8 +245,8 @@ bool job_needs_device(const struct job *job, int device);
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the memory of the job's tensors early. Call this when no one reads them any more and there is a single
- * reference. */
+/* Frees the memory of the job's tensors early. Call this when no one reads the tensors any more and the job has a
+ * single reference. */
 void job_release_memory(struct job *job);
 
 #endif

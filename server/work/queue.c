@@ -113,7 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Copies the list's count and bytes, which have changed, to the two variables that other threads read. */
+/* Call this after each change of the list. Copies the number of the list's jobs and their bytes to the two variables
+ * that other threads read. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -122,7 +123,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the list uses the jobs' in_flow links, otherwise their in_queue links */
+    bool of_flow; /* true: the jobs are linked by their member in_flow; false: by in_queue */
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -166,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same caller, by swapping it with them from the end on.
- * The positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must be
- * executed in order of arrival. */
+/* Moves the last job of the queue before less urgent jobs of the same caller. The jobs of the caller swap places, so
+ * the positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must
+ * be executed in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -180,8 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned one; so
-         * a job that moves back must not count as scanned */
+        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned job.
+         * So a job that moves back must not count as scanned. */
         other->scanned = false;
     }
 }

@@ -58,8 +58,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
- * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while it
- * waits here. */
+ * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while
+ * the job waits in the queue. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
@@ -87,8 +87,8 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * has used, without the time of work that still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs(): a batch led by a job of this flow has left for a device at left_ns. queue_flow_ran(): that batch
- * is back. `flow` may be NULL. */
+/* Call queue_flow_runs() when a batch led by a job of this flow has left for a device at the time left_ns, and
+ * queue_flow_ran() when the batch is back. `flow` may be NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

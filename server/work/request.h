@@ -27,10 +27,10 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* Each state: its id, label in /metrics, the role of the owner, the slot in the queue, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A running job is
- * then left to its device, and freed when the device returns it. That is soon, because a batch that no request waits
- * for is cancelled. A request whose job uses its client's memory in place is held until the job ends, unless the device
- * hangs or the server ends. A state ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If its job runs,
+ * the job is left to the device, and freed when the device returns it. The device returns the job soon, because a
+ * batch that no request waits for is cancelled. A request whose job uses its client's memory in place is held until the
+ * job ends, unless the device hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
@@ -93,10 +93,11 @@ struct answer {
     int status;
     const char *content_type;
     char *body;    /* the body of the answer, from malloc(), which libmicrohttpd will free; NULL: none */
-    bool constant; /* the body of the answer is a constant, and libmicrohttpd does not free it */
+    bool constant; /* true: the body of the answer is a constant, which libmicrohttpd must not free */
     size_t length;
-    const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
-    char location[72]; /* value of the header Location: the path of what was made; empty: none */
+    const char *csp; /* value of the header Content-Security-Policy; NULL: none */
+    /* value of the header Location, the path of the resource that the request made; empty: no such header */
+    char location[72];
 };
 
 struct request {
@@ -105,8 +106,8 @@ struct request {
     bool counted; /* true: request_count() includes the request */
     struct server *server;
     int socket; /* the connection's socket, watched for a hang-up and never closed here */
-    /* the row of the table of routes for the request's path and method. NULL: the path is unknown. If only the method
-     * is unknown, the first row with the path */
+    /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
+     * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
     struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */
@@ -132,10 +133,10 @@ struct request {
 
     /* The owner of the request's present state uses the members below. */
     struct job *job; /* a reference to the request's job */
-    bool failed;     /* the request has failed, and its answer is a problem document (an error as JSON) */
+    bool failed;     /* true: the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
     attn_error why; /* text of the error, and its pointer into the body, for the problem document */
-    bool gone;      /* the client left while the request waited, so no answer is sent */
+    bool gone;      /* true: the client left while the request waited, so no answer is sent */
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
@@ -149,8 +150,8 @@ struct request {
     struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
 };
 
-/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block
- * of `bytes` bytes, which the caller may use as a larger struct. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a
+ * zeroed block of `bytes` bytes, which the caller may use as a larger struct. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 /* Frees the request and all that it holds. Only its owner may call this. */
 void request_free(struct request *request);
@@ -175,8 +176,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Sets the size of the request's text or answer, which is not in leased memory. Growth is counted as staging memory of
- * the request's caller. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer, which is in memory outside the staging memory. Growth is charged
+ * to the request's caller as staging memory. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared

@@ -41,7 +41,7 @@ struct server {
     _Atomic int phase;              /* the phase of the server, a value of enum server_phase */
     _Atomic int64_t drain_since_ms; /* time at which the drain began; 0: the server is not draining */
     _Atomic bool stopping;          /* true: the server stops, and from now on no connection may be suspended */
-    _Atomic int suspended;          /* number of connections that are suspended or about to be */
+    _Atomic int suspended;          /* number of connections that are suspended or about to be suspended */
 
     struct staging_pool *staging;
     /* true: a driver holds the pages of the staging memory (pinned), so that devices can copy from and to it */

@@ -106,9 +106,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. They begin at
- * byte `offset` of each page. A row of the tensor has `columns` numbers, and in memory the next row begins `stored`
- * numbers later. (If the values are a part of the keys, `stored` is more than `columns`.) */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The
+ * numbers begin at byte `offset` of each page. A row of the tensor has `columns` numbers, and in memory the next row
+ * begins `stored` numbers later. (If the values are a part of the keys, `stored` is more than `columns`.) */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -149,8 +149,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so it
-     * gets this table, whose rows are one row of zeros. */
+    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so
+     * all rows of the table are the same row of zeros. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* the caches of a request have different lengths, so the last column of the mask

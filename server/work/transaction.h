@@ -6,8 +6,8 @@
  *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
  *   transaction_free()     when the job is freed
  *
- * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). It does so
- * only if no other transaction waits. */
+ * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). An HTTP
+ * thread does so only if no other transaction waits. */
 #ifndef TRANSACTION_H
 #define TRANSACTION_H
 
@@ -30,7 +30,8 @@ void transaction_free(struct job *job); /* does nothing for a job without a tran
  * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to them. */
+/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to the array of
+ * moves. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif
