@@ -35,15 +35,16 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: legal are '0' P p, but not + / A-O a-o */
-        /* low 4 bits 1 to 9: legal are digits and letters, but not + / */
+        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
+        /* low 4 bits 1 to 9: the alphabet has digits and letters, but no + or / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: legal are J Z j z, but not + / 0-9 */
-        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: legal are + K k, but not 0-9 P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: the alphabet has J Z j z, but no + or / and no digit */
+        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: the alphabet has + K k, but no digit and no letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: legal are L M N l m n, but not + / 0-9 P-Z p-z */
-        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: legal are / O o, but not 0-9 P-Z p-z */
+        /* low 4 bits C to E: the alphabet has L M N l m n, but no + or /, no digit and no letter P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        NEVER | DIGITS | PZ_pz); /* low 4 bits F: the alphabet has / O o, but no digit and no letter P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -51,8 +52,8 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', but it needs another entry of to_sextet:
-     * 1, which is free. */
+    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', so '/' uses the free entry 1 of
+     * to_sextet. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }

@@ -23,7 +23,7 @@ struct member {
      * followed by the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule for the value in words, for messages; NULL: the message says the rule from minimum and maximum */
+    /* the rule for the value in words, for messages; NULL: messages state minimum and maximum */
     const char *rule;
 };
 

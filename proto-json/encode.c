@@ -66,7 +66,8 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The state of measuring the answer's length. Numbers of arrays are formatted once only for their length. */
+    /* The state of measuring the answer's length. To measure an array, its numbers are formatted, and formatted again
+     * when the answer is read. */
     uint64_t length;          /* sum of the lengths of the measured pieces, in bytes */
     size_t measured;          /* number of measured pieces */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */

@@ -22,7 +22,8 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 /* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
  * values as JSON. Returns the number of facts. */
 enum {
-    /* 8 facts of any answer, 8 members of a check's report, and PROTO_COUNTS numbers of an observe */
+    /* largest number of facts (values beside the tensors) of an answer: 8 of any answer, 8 of a check's report, and
+     * PROTO_COUNTS of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
     /* room for the longest value of a fact: the lengths of PROTO_MAX_CACHES caches, as text */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,

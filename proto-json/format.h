@@ -60,7 +60,7 @@ struct proto_format {
      * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* Functions and properties of the format's answers follow. */
+    /* The members below serve the format's answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */

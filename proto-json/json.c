@@ -41,8 +41,8 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Passes the body's first bytes, which were kept until now, to the scanner. Call this once enough of them have arrived
- * or the body ends. */
+/* Passes the first bytes of the body, which the reader has kept, to the scanner. Call this once enough bytes have
+ * arrived or the body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);

@@ -280,8 +280,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, bef
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer, such as times, as parameters. A value that is not a string, number or bool becomes a
- * string of JSON, as in a request. */
+/* Writes facts of an answer, such as times, as KServe parameters. A value that is not a string, number or bool becomes
+ * a string of JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -360,7 +360,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
+    /* unused: only errors of problems in an envelope have a request_id, and KServe bodies have no envelope */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {

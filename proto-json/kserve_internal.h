@@ -19,7 +19,7 @@
 #define REGION_AT   "shared_memory_offset"
 #define REGION_SIZE "shared_memory_byte_size"
 
-enum { ID_BYTES = 512 /* most bytes of a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
+enum { ID_BYTES = 512 /* longest request id in bytes; the answer repeats the id */, JSON_BYTES_UNKNOWN = -1 };
 
 /* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {

@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* These functions write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf() is
- * not used, because it took longer than all other work on a request. */
+/* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. They do
+ * not use printf(), which took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -63,7 +63,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* Makes the error for a member that attnd does not know, although other servers may. `where` names the part of the body
- * that has the member; NULL: the top of the body. `place` is a place as in suggestions.h. */
+ * that has the member; NULL: the member is at the top of the body. suggestions.h lists the values of `place`. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -487,8 +487,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`, or into another member if the operation's row in
- * proto_operations[] `asks` for it. Without names the default outputs are sent. *text: some outputs are sent as
+/* Turns the names of outputs into the member `outputs`, or into the member that `asks` names in the operation's row of
+ * proto_operations[]. Without names the default outputs are sent. Sets *text to true if some outputs are sent as
  * numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
@@ -504,7 +504,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the model is a check, whose only output is its report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* the tree has the member already if the request gave it as a parameter */
+    /* a parameter of the request may have put the member into the tree already */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);

@@ -117,7 +117,8 @@ enum {
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
 };
-/* these two stand for all numbers with an exponent above HUGE_EXPONENT, or below TINY_EXPONENT */
+/* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
+ * TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
 /* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
@@ -185,10 +186,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* Does what compare_big() does, in 128 bits if these suffice. To compare w * 10^e with m * 2^q, the common powers of
- * two are cancelled, and each factor goes to the side where it is whole. The comparison is then w * 5^e with m * 2^(q -
- * e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other is near
- * it. */
+/* Returns what compare_big() returns, but computes in 128 bits where they suffice. Cancels the common powers of two of
+ * w * 10^e and m * 2^q. Then compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one
+ * side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -229,8 +229,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that compares with every number of 25 bits as the exact value of d does. If the exact value has 25
- * bits, the double is equal to it. */
+/* Returns a double near the exact value of d. Compared with any number of 25 bits, the double is smaller, equal or
+ * larger exactly if the exact value of d is. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
@@ -245,8 +245,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* Returns the grid point (the number of 25 bits) if the exact value is equal to it; otherwise the next double above
-     * or below it, if the exact value is larger or smaller. */
+    /* A grid point is a double of 25 bits. If the exact value equals the grid point, returns the grid point. If the
+     * exact value is larger or smaller, returns the next double above or below. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -361,7 +361,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* numbers of two digits each, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* now v has numbers of two digits in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -376,8 +376,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* The top bit of a byte of `others` is set if the byte is no digit. It is wrong only in bytes above the lowest
-         * one that is no digit. */
+        /* The top bit of a byte of `others` is set if the byte is no digit. The top bits above the lowest byte that is
+         * no digit may be wrong. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
@@ -423,7 +423,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* A larger exponent counts as this one: even with NUMBERS_CHARS digits the number is then too large, or 0. */
+    /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -964,15 +964,14 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* c is shifted left by h bits, which is 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value c * 2^q, and the lower and upper bound of the numbers that round to it: four times each, in units of
-     * 10^k. */
+    /* Four times the value c * 2^q, and four times the bounds between which numbers round to it, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* At most one multiple of 10^(k + 1) rounds to c * 2^q. If there is one, it is the result, because it has one digit
-     * less than s. (For s < 10 the multiple could only be 0 or 10.) Both results are computed without a branch, because
-     * the processor could not predict it. */
+    /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
+     * has one digit less than s. Both candidates are computed without a branch, because the processor could not predict
+     * it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;

@@ -169,8 +169,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. If `step` is not NULL, the value is one number of a pair, and
- * a number of a pair cannot be left out. */
+/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, and must be given;
+ * NULL: the value stands alone. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {

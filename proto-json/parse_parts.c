@@ -145,7 +145,7 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* Makes the error for a body that names parts both in a list and one by one. */
+/* Makes the error for a body that gives the parts of a merge in a list, and also one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;

@@ -168,7 +168,7 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Converts int64 to int32 in place. This is safe, because element i is written where element i / 2 has been read
+/* Converts int64 to int32 in place. This is safe, because int32 element i overwrites an int64 element that was read
  * before. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
@@ -351,8 +351,8 @@ bool proto_may_be_number(attn_tensor_id id)
 }
 
 /* Returns the bytes of a cu_seqlens_k that the parser makes; it has as many numbers as the shape of cu_seqlens_q says.
- * 0: these would be more than `most`, the bytes of all tensors in the body, so the shape of cu_seqlens_q is wrong, and
- * is refused later. */
+ * 0: the bytes would be more than `most`, the bytes of all tensors in the body. The shape of cu_seqlens_q is then
+ * wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");

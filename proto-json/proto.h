@@ -125,12 +125,12 @@ typedef struct proto_limits {
         .tensor_bytes = INT64_C(1) << 40                                                     \
     }
 
-enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as this one */
+enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as PROTO_MAX_DEPTH */
 
-/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers.
- * limits.rest_bytes applies if it is less. The header says where the data behind it go, so the receiving thread parses
- * it at once, in 3 ms at most. 64 tensors with their shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python writes them
- * take 46 KiB. */
+/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
+ * limits.rest_bytes applies instead. The receiving thread parses the header at once, in 3 ms at most, because the
+ * header says where the data behind it go. 64 tensors with their shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python
+ * writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
@@ -207,8 +207,8 @@ typedef struct proto_item {
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such a problem has only dout and
      * dlse and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The problem has the rows to append as k and v and is
-     * not checked yet; the caller sets its other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the rows to append,
+     * and the problem is not checked yet. The caller sets the other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
@@ -235,7 +235,7 @@ typedef struct proto_item {
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 
-/* The types of members. Each comment: the form in JSON, and the C type in proto_item. */
+/* The types of a body's members. The comment of each type gives its form in JSON, and the C type in proto_item. */
 typedef enum proto_type {
     PROTO_TYPE_BOOL,   /* JSON true or false; stored as a bool */
     PROTO_TYPE_NUMBER, /* any JSON number; stored as a double */
@@ -286,7 +286,7 @@ typedef struct proto_option {
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
 /* Returns whether the option may be one of the `parameters` of a KServe request. The names of the outputs and their
- * encoding may not: such a request gives these in other places. */
+ * encoding may not, because a KServe request gives them in other places. */
 bool proto_is_parameter(const proto_option *option);
 
 /* Returns whether a single number may replace this tensor, as if the tensor were an option. */
@@ -297,12 +297,12 @@ bool proto_may_be_number(attn_tensor_id id);
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */
-enum { PROTO_REGION_BYTES = 129 }; /* size of a name or a key, with the NUL */
+enum { PROTO_REGION_BYTES = 129 }; /* size in bytes of a region's name or key, with the NUL */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
     int index;                       /* index of the tensor in the inputs or outputs of the body */
-    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory (region) */
+    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
@@ -311,13 +311,13 @@ typedef struct proto_shared {
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read: not if the host checks or converts its
- * values. */
+/* Returns whether the tensor may be in memory that only a device can read. False: the host checks or converts the
+ * tensor's values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
  * with sequence_id instead of caches. */
-enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts names of 128 bytes; the NUL is one more */
+enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts sequence ids of 128 bytes; the NUL needs one more byte */
 typedef struct proto_sequence {
     char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request has no sequence */
     bool start, end;
@@ -339,7 +339,7 @@ typedef struct proto_call {
     size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
     /* Only KServe uses the members below. */
-    const proto_model *model; /* the model of the request; NULL in other formats */
+    const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
     /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each

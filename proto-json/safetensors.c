@@ -598,7 +598,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
+    /* unused: only errors of problems in an envelope have a request_id, and safetensors bodies have no envelope */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -43,7 +43,7 @@ enum state {
     HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
-    MINUS,     /* inside a number: this state and the next ones are named after the character read last */
+    MINUS,     /* The states inside a number begin here. Each is named after the character that was read last. */
     ZERO,
     DIGITS,
     POINT,

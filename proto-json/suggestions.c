@@ -629,8 +629,8 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
     /* numbers of bytes; text that gives fewer than LEAST bytes is never called hexadecimal, because base64 may look
      * like hexadecimal digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* base64 of zeros has only the character 'A', which is also a hexadecimal digit; text counts as hexadecimal only if
-     * it has a decimal digit */
+    /* text counts as hexadecimal only if it has a decimal digit: base64 of zeros has only the character 'A', which is
+     * also a hexadecimal digit */
     bool digit = false;
     /* text of hexadecimal digits has no padding, and thus gives whole groups of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
@@ -702,7 +702,7 @@ static const struct {
     suggestion_place place;
     /* the hint holds if the character is at most this many bytes from the start of the body; 0: anywhere */
     int before;
-    const char *found; /* the hint is for each of these characters; an empty text: for a NUL */
+    const char *found; /* the characters that have this hint; an empty text: the NUL has it */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
@@ -731,7 +731,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* an 'I' begins Infinity, and may follow a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* 'I' begins Infinity, also after a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

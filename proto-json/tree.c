@@ -84,10 +84,10 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
-/* These functions parse the rest (a body's JSON without tensor values). It has no white space, a scanner has checked
- * it, and its strings begin with a type letter. So cJSON's own parser, which takes ten or more instructions for a
- * character, is not used. Each take_ function moves *at behind the text that it reads. It returns NULL if there is no
- * memory; the tree_memory then frees what was made before. */
+/* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
+ * removed its white space, and its strings begin with a type letter. cJSON's own parser would take ten or more
+ * instructions for a character. Each take_ function moves *at behind the text that it reads. If there is no memory, it
+ * returns NULL, and the tree_memory frees what was made before. */
 
 static cJSON *new_value(int type)
 {
@@ -182,7 +182,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips one character, which is usually the quote, and here the letter behind it */
+    ++*at; /* take_string() skips the character before the text: usually the quote, here the letter behind the quote */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }

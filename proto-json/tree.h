@@ -35,7 +35,7 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* the largest integer up to which programs that read JSON numbers as doubles read all integers exactly */
+/* programs that read JSON numbers as doubles read integers up to this one exactly */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
@@ -45,7 +45,7 @@ const char *tree_number(const cJSON *value);
  * too), no exponent, and is not -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
-/* Writes the value into `quote` for a message; a short value is written whole. Returns `quote`. */
+/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
 enum { TREE_QUOTE_BYTES = 48 };
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 

@@ -51,7 +51,8 @@ static const struct problem {
      * `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
-    double v_size, lse; /* v_size: factor for v; lse: value for every lse; where a member is 0, nothing is changed */
+    /* v_size: v is multiplied by it; lse: the value of every lse; a member that is 0 changes nothing */
+    double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d

@@ -227,8 +227,8 @@ static inline float __fdividef(float x, float y)
 {
     return x / y;
 }
-/* The compiler does not contract these operations to fused multiply-adds (-ffp-contract=off), so each of them rounds
- * once. */
+/* The compiler does not contract the operations below to fused multiply-adds (-ffp-contract=off), so each of them
+ * rounds once. */
 static inline float __fadd_rn(float x, float y)
 {
     return x + y;

@@ -103,7 +103,7 @@ struct {
     void *context;
     /* a warp executes at most 2^longest collectives (instructions of a whole warp) before another warp may run */
     int longest;
-    unsigned lateness; /* of 4 copies, the number that happen only at the last possible moment */
+    unsigned lateness; /* how many of 4 asynchronous copies happen only at the last possible moment */
     bool starves;      /* true in launches that starve warps: they run only when no other warp can */
 } now;
 

@@ -125,7 +125,7 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* waits until the team's collective may be complete; the caller must check that again */
+/* waits until the instruction of the whole team may be complete; the caller must check again whether it is */
 void await(team &t, const char *name);
 void release(team &t);
 

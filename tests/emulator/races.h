@@ -41,7 +41,7 @@ struct race_watch {
     access_record *records;
 };
 
-/* begins the check of a thread block: forgets the accesses of the block before */
+/* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
 /* Records that the warps in `warps` have met at a barrier. What they do next comes after the epochs (counts of

@@ -863,7 +863,7 @@ void wgmma_issue(const wgmma_operation &x)
         p.group = s.commits;
         p.late = chance(2);
         p.eager = chance(4);
-        /* the product before this one is not committed yet, so this one belongs to the same group */
+        /* the previous product is not committed yet, so this product joins the group of the previous one */
         if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT)
             p.late = g.at(g.end() - 2).late, p.eager = g.at(g.end() - 2).eager;
         if (x.N % 8 || x.N < 8 || x.N > MOST_N) fail("wgmma: N = %d", x.N);

@@ -49,8 +49,8 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        /* problems of a saved context (a forward that the server kept) have no outputs yet, because no context exists
-         * here */
+        /* a problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz
+         * target has no contexts */
         if (item->context[0]) {
             item->error.status = ATTN_NOT_FOUND;
             continue;

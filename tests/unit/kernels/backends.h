@@ -21,9 +21,9 @@ enum { RANDOM_COUNT = 300 };
 
 long env_number(const char *name, long otherwise);
 bool is_brief(void); /* whether ATTN_BRIEF is set, which leaves out slow tests (test_backends.c) */
-/* Returns whether this process (one of those among which ATTN_PART divides the tests) tests the next problem of a list.
- * Lists alternate forward and backward, which do not take equally long, so a process does not simply get every second
- * problem. */
+/* Returns whether this process tests the next problem of a list (ATTN_PART divides the tests among processes). A
+ * process does not simply get every second problem, because lists alternate forward and backward, which do not take
+ * equally long. */
 bool is_ours(void);
 /* Returns whether the backend under test and the reference agree on the problem. Returns true for a problem that
  * another process tests, or for which the backend has no kernel. */

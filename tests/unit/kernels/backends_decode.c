@@ -121,8 +121,7 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages must give the same bits as contiguous ones if the same kernel computes both. On the CPU the
- * kernel is always the same. */
+/* Keys and values in pages must give the same bits as contiguous keys and values if the same kernel computes both. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };

@@ -603,8 +603,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Problems with options that have a number for each pair of a query and a key, and with ALiBi, must not fall back to a
- * slow kernel. Neither may backwards with the gradients of these options. */
+/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must not fall back to a
+ * slow kernel. Nor must backwards that compute the gradients of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

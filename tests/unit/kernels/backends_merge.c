@@ -181,7 +181,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
         { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */
-        { INFINITY, 1, 0, 1, NAN, NAN },         /* an infinite lse: inf / inf is undefined */
+        { INFINITY, 1, 0, 1, NAN, NAN },         /* an infinite lse gives inf / inf, which is NaN */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN }, /* an infinite lse is undefined even if the other part is empty */
         { 0, 1, -200, NAN, 0, NAN },             /* a NaN in out counts, however small the weight of its part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */

@@ -8,9 +8,8 @@
 
 #include "backends.h"
 
-/* The result of comparing dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32
- * numbers do not round to their 16-bit ones, how many need more than 16 bits, and the sum of squared errors of either
- * kind. */
+/* Compares dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32 numbers do not
+ * round to the 16-bit numbers, how many need more than 16 bits, and the sum of squared errors of either dtype. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -98,8 +97,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. In these
- * problems some of the work has no queries or sees no keys, and there is more work than a device runs at the same
+/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. The problems
+ * of this test have work without queries and work that sees no keys, and more work than a device runs at the same
  * time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
@@ -128,7 +127,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* cases with over 200 more queries than keys keep that difference: Sq grows by as much as Sk */
+            /* a case with over 200 more queries than keys keeps the difference: Sq grows by as much as Sk */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -295,8 +294,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature that no kernel lists must go to the kernels that take every feature, and these must compute
- * it. A kernel made before a new option was added thus never ignores the option. */
+/* A kernel lists the features that it knows. A problem with a feature that no kernel lists must be computed by a kernel
+ * that takes every feature. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -343,10 +342,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). Two mistakes of earlier versions are tested. P rounded to bfloat16 in the product for out
- * caused errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for
- * delta caused errors of 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32
- * dout is rounded before summing here. */
+ * delta = sum(dout * out). In earlier versions two roundings caused large errors: P was rounded to bfloat16 for out,
+ * and a float32 dout was rounded for dP but not for delta. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -654,9 +651,9 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* Tests queries that see one key and whose products cancel. However their sum is rounded, lse and the score in the
- * backward must be the same sum, so that P is 1 and dv is dout. In float32, P may be off by 4e-6, because lse is
- * rounded itself. */
+/* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
+ * whatever its rounding, so that P is 1 and dv is dout. In float32 P may be off by 4e-6, because lse itself is
+ * rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -673,8 +670,8 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* the given out and lse come from a forward that sums in another order than the backward (on GPUs of compute
-         * capability 8.x), so P need not be 1 */
+        /* where out and lse come from a forward that sums in another order than the backward, P need not be exactly
+         * 1 */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -706,8 +703,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
-         * every query */
+        /* A key that all queries see has FlashMask intervals that hide no query (lts is Sq, ute is 0). The intervals of
+         * every other key hide all queries. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }

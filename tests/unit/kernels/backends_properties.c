@@ -98,7 +98,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 }
 
 /* Tests gradients whose dq is the sum of the results of several thread blocks, added in a fixed order or in any order.
- * In a fixed order the bits must be the same each time. */
+ * With a fixed order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -388,9 +388,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) of the fixture's problem. Its sums over queries are written as float32 to memory of their
- * own, and added to `sums`. Returns false if these queries alone would use another kernel than `whole`, the plan of the
- * whole problem. */
+/* Runs queries [first, end) of the fixture's problem, and adds its sums over queries to `sums` in float32. Returns
+ * false if the queries alone would use another kernel than the whole problem, whose plan is `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -806,9 +805,9 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns an upper bound on the time in seconds of a problem's tiles on an H100. It uses the rates of
- * kernels/cuda/simple/simple.h for bfloat16 in a Hopper kernel without options, because no other kernel has a smaller
- * bound. */
+/* The library has an upper bound on the time of a problem's tiles. Returns the smallest such bound of any kernel on an
+ * H100, in seconds: that of a Hopper kernel for bfloat16 without options, with the rates of
+ * kernels/cuda/simple/simple.h. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);

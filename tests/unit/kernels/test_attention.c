@@ -393,12 +393,12 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
     CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
-    CASE(0, scale = -1);                            /* has_scale is false, so this scale is not in use */
+    CASE(0, scale = -1);                            /* has_scale is false, so the scale is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
     CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no effect without a keep_mask */
-    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
+    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option does not count as used */
     CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE
     for (int i = 0; i < n; i++)

@@ -195,7 +195,7 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* there is too little work for a thousand threads, so they are not a thousand times as fast */
+    /* a thousand threads are not a thousand times as fast as one, because there is too little work for all of them */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
@@ -586,8 +586,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge joins results over parts of the keys, and costs as much as reading the parts takes: twice the parts must cost
- * twice as much, a merge with gradients more, and one with dsinks still more. */
+/* A merge joins results over parts of the keys. It costs as much as reading the parts takes: twice the parts must cost
+ * twice as much. Gradients must add to the cost, and dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

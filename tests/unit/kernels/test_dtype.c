@@ -83,7 +83,7 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* a conversion by way of float would turn the doubles beside `tie` into ties */
+            /* rounding to float first would turn the doubles next to `tie` into ties */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }

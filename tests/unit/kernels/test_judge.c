@@ -286,8 +286,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* Results of a kernel that computes another problem than the given one: the judge (which compares results with exact
- * ones) must name that mistake first, in each dtype. */
+/* A kernel computes another problem than the given one. The judge, which compares its results with exact ones, must
+ * name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {

@@ -99,9 +99,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns its relative
- * uncertainty: the parts of a split number (simd_split.h) may be rounded either way, and products omit what is
- * smaller. */
+/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns the relative
+ * uncertainty of that number: the parts of a split number (simd_split.h) may be rounded either way, and products omit
+ * the smallest parts. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));

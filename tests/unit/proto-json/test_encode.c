@@ -89,7 +89,7 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Writes base64 of tensors whose length in bytes is 0, 1 or 2 modulo 3, or 0. */
+/* Writes base64 of tensors whose lengths in bytes are 0, 1 and 2 modulo 3, and of empty tensors. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {

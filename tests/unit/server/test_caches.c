@@ -415,8 +415,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) has the largest allowed number of rows, and its table has the largest allowed number
- * of page numbers, counted after each of its caches has grown by a page. */
+/* A step (a decode or an append) has the largest allowed number of rows. After each of its caches has grown by a page,
+ * its table has the largest allowed number of page numbers. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -522,8 +522,8 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* The page numbers (page-table entries) of all caches on a device are limited to CACHES_NUMBERS; each of these
-     * forks has 64, all on one device. */
+    /* CACHES_NUMBERS limits the page numbers (page-table entries) of all caches on a device. Each fork has 64 page
+     * numbers, and all forks are on one device. */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
@@ -554,7 +554,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* in each round the pool may ask the device for memory again, because some may have become free */
+        /* in each round the pool may ask the device for memory again, because memory may have become free */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -610,8 +610,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full
- * although nothing was in use, because it counted the step's own pages. */
+/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full,
+ * although nothing was in use. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -825,7 +825,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* the text must not be reported as an id of another process, because an id has hexadecimal digits only */
+            /* an id has hexadecimal digits only; other text must not get the error for an id of another process */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -962,7 +962,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to cache a when it is lost */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* cache `a` is lost while the device may still write to it */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -1300,8 +1300,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* A list of page numbers that ends within a shared block needs a block of its own for the numbers that remain. Here
-     * there is no memory for that block, so the operation fails and nothing has changed. */
+    /* A list of page numbers that ends within a shared block needs a block of its own for its last numbers. Without
+     * memory for that block the operation fails, and changes nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -1,6 +1,6 @@
 /* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries: the
  * results have the bits of one device, short problems are not cut, and nothing is copied twice. The devices are those
- * of the fake backend, with memory of their own. The test does what the server's loop does otherwise. */
+ * of the fake backend, with memory of their own. The tests take the place of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 

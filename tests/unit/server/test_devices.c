@@ -1,6 +1,6 @@
 /* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
- * back and when, whatever the device does. The devices are those of the fake backend, with memory of their own. The
- * test does what the server's loop does otherwise. */
+ * back, and when. The devices are those of the fake backend, with memory of their own. The tests take the place of the
+ * server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -635,7 +635,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* in this script, a second step of the verification would lose the device; the test must end before it */
+    /* the test must end before the second step of the verification, in which this script would lose the device */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -721,8 +721,8 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* Flow Busy (one caller's work) has two batches on streams. While another flow has a batch on the device, only one of
- * Busy's two may continue. */
+/* The caller "Busy" has two batches on streams of a GPU. While another caller has a batch on the GPU, only one of
+ * Busy's two batches may continue. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -734,8 +734,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* The gates hold the first launch of the batch of `other`, and the first launch of the first batch of `busy`. Each
-     * batch has four launches. */
+    /* A gate holds a launch until the test opens it. The gates hold the first launch of the batch of `other`, and the
+     * first launch of the first batch of `busy`. Each batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -1022,7 +1022,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* these devices copy nothing, so the copy that the script lets fail never happens */
+    /* the devices read staging memory directly and copy nothing, so the copy that the script lets fail never happens */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);

@@ -90,7 +90,7 @@ static void connection_close(struct connection *p)
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs `attnd healthcheck`. Everything that it printed goes to `said`. */
+/* Runs `attnd healthcheck`, and stores everything that the command prints in `said`. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];

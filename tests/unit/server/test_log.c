@@ -233,7 +233,7 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* exactly as long as allowed, so the string is not cut */
+    big[128] = '\0'; /* the string is exactly as long as allowed, so it is not cut */
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
     memset(big, '\n', 200); /* each character has the longest possible escape */
     big[200] = '\0';
@@ -262,7 +262,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    /* these lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
+    /* the 8000 lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
     for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
@@ -371,7 +371,7 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     const int http = count_of(text, " WARN http text=");
     assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* the log allows 20 of these lines per second, and the test takes two seconds at most */
+    /* the log allows 20 lines of the event "http" per second, and the test takes two seconds at most */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }

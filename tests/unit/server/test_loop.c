@@ -338,7 +338,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but the two requests wait for a third of their kind */
+    /* a device is free, but two requests of one kind wait for a third */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -417,8 +417,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves for its device in the turn of the loop in which its request arrives. Deadlines are checked in the next
- * turn: the request is answered then, although its batch still runs. */
+/* Deadlines are checked in the turn of the loop after the one in which the batch went to its device. The request is
+ * answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -445,7 +445,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the job's memory is free */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* after the late backward, another backward can use the context (saved forward) */
+    /* the context (saved forward) is free for another backward, although the first one was late */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -1049,8 +1049,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A step (a decode or an append) was computed and its answer is being measured when its client leaves, so nothing is
- * appended to the cache. The next step on the cache must wait until it is certain whether anything is appended. */
+/* A client leaves after its step (a decode or an append) was computed, while the length of the answer is being
+ * measured. Nothing is then appended to the cache. The next step on the cache waits until that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1195,7 +1195,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that these devices and no others computed it. */
+/* Checks that the answer is right, and that exactly the devices in `devices` computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1302,8 +1302,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* If the deadline of a problem passes that was cut into parts, the answer does not wait for the devices. The parts keep
- * their memory until their devices are done. */
+/* If the deadline of a problem passes and the problem was cut into parts, the answer does not wait for the devices. The
+ * parts keep their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1352,7 +1352,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* before: number of batches that get memory before a batch gets none */
+    /* the first `before` batches get memory, and the next batch gets none */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

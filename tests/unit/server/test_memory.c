@@ -73,7 +73,8 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    for (int i = 0; i < JOBS; i += 7) /* regions that have mirrors (copies on the device) get no second mirrors */
+    /* regions that already have mirrors (copies on the device) get no second mirrors */
+    for (int i = 0; i < JOBS; i += 7)
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);

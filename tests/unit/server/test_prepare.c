@@ -129,7 +129,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* keeps a list of the leased blocks in their member next_in_class, which their owner may use */
+        /* links the leased blocks by their member next_in_class, which the owner of leased blocks may use */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -205,10 +205,11 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        /* out has 3200 numbers and lse 200, together at most 4096: the length of the answer is not computed
+        /* the arrays have at most 4096 numbers (3200 of out, 200 of lse), so the length of the answer is not computed
          * beforehand */
         { 200, "\"encoding\": \"array\"", false, false, false },
-        /* out has 4000 numbers and lse 250, together more than 4096: the length of the answer is computed beforehand */
+        /* the arrays have more than 4096 numbers (4000 of out, 250 of lse), so the length of the answer is computed
+         * beforehand */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -618,8 +619,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
-/* Rows whose scores leave float32's range are slow, but sizes alone (such as 200 queries and keys) do not tell whether
- * there are any. The scores are therefore examined, but only in problems that such rows would make long. */
+/* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
+ * The server therefore examines the scores of problems that slow rows would make long. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -628,7 +629,7 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* even if all rows were slow this problem would take a millisecond, so its scores are not examined */
+    /* even if all rows were slow, the problem would take a millisecond, so its scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
     job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
     prepare_look_closer(job, &b.info);

@@ -122,8 +122,8 @@ static void test_batches(void **state)
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
         { "abab", "aa bb", 8 },   /* a later job joins an earlier one of its kind, and so overtakes other kinds */
-        { "baaab", "bb aaa", 8 }, /* the oldest job decides which kind leaves next */
-        { "-a-a", "- aa -", 8 },  /* large jobs ('-') leave alone */
+        { "baaab", "bb aaa", 8 }, /* the next batch has jobs of the oldest job's kind */
+        { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },
     };

@@ -98,7 +98,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* before its route is known, a request may not be about tensors, so it does not count as receiving */
+    /* a request whose route is unknown may have no tensors, so it does not count as receiving */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

@@ -228,7 +228,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* patterns stand before the literal paths that they match, to see that a literal path still wins */
+    /* patterns stand before the literal paths that they match, but a literal path must win */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -350,7 +350,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* The server decodes percent-escapes in a path before it looks for the route (as in mhd.c), but not that of a slash. */
+/* Before the server looks for the route, it decodes all percent-escapes in a path except that of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;

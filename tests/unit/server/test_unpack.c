@@ -172,7 +172,8 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* The bytes up to the limit must all be unpacked, because an error in their JSON is reported before the limit is. */
+/* All bytes up to the limit must be unpacked, because an error in the JSON of these bytes is reported before the error
+ * about the limit. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };
