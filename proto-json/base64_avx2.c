@@ -101,8 +101,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 24 bytes each, and stores these as three whole vectors of 32 bytes. Each
- * vector that is stored has parts of two results. */
+/* Decodes four vectors of text at a time to 24 bytes each, and stores the result as three whole vectors of 32 bytes.
+ * Each stored vector has parts of two decoded vectors. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -117,7 +117,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
         /* a, b, c and d are the four results, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are
-         * rotated so that both of their parts are in place. */
+         * rotated, so that each unit is in its place. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));

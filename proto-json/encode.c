@@ -127,7 +127,7 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
         add_piece(e, piece); /* the length of an array of numbers is not known yet: proto_encoder_measure() finds it */
 }
 
-/* Writes a short text of this program, such as the name of a device, in quotes. It leaves out characters that need an
+/* Writes a short text of this program, such as the name of a device, in quotes. Leaves out characters that need an
  * escape. */
 static void put_plain(struct text *t, const char *text)
 {
@@ -361,8 +361,8 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element it writes the closing brackets. An array without elements is written as [], because a shape such as [2^40, 0]
- * would need 2^40 pairs of brackets. After the end it returns false and an empty token. */
+ * element, writes the closing brackets. For larger indices, returns false and an empty token. An array without elements
+ * is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;

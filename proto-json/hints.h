@@ -1,5 +1,6 @@
 /* hints.h: hints for a request that is valid, but probably not what its client meant. The request is computed as it is
- * written, and `hints` of its answer, a list of sentences, says what looks wrong. The table is PROTO_HINT_MAP. */
+ * written. The member `hints` of the answer is a list of sentences that say what looks wrong. PROTO_HINT_MAP is the
+ * table of hints. */
 #ifndef HINTS_H
 #define HINTS_H
 

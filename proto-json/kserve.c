@@ -265,7 +265,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a single number may be given as a parameter, so it is not missing among the inputs */
+        /* a tensor that may be a single number may have been a parameter, so it is not missing among the inputs */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         /* an input that is missing has no position, so the pointer leads to the list of inputs */
@@ -349,7 +349,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* numbers behind those of the tensors are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
+    /* the numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1,
+     * ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }

@@ -71,8 +71,8 @@ struct kserve_reader {
 
 /* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
 
-/* Call this when the JSON of the request is complete. It makes the tree of a JSON body, and assigns a place in memory
- * to each tensor that follows the JSON. */
+/* Call this when the JSON of the request is complete. Makes the tree of a JSON body, and assigns a place in memory to
+ * each tensor that follows the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
 /* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */

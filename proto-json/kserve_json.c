@@ -206,8 +206,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size becomes the bytes of its binary data in the body, or -1 if it has none there.
- * place->bytes becomes its bytes in shared memory. */
+/* Reads the parameters of an input. *size becomes the number of bytes of the input's binary data in the body; -1: the
+ * body has none. place->bytes becomes the input's number of bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -473,7 +473,7 @@ static bool names_already(const cJSON *names, const char *word)
 }
 
 /* Reads the name of an output that is the gradient of a merge's part. The answer has the gradients of all parts, even
- * of those that the request does not name. */
+ * if the request names only some of them. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -569,7 +569,7 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
 }
 
 /* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array comes as a string
- * of JSON. *value stays NULL if the string is not JSON; parse.c then reports the error. */
+ * of JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -581,8 +581,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* Returns the text of a sequence_id, which is a number or a name. "": the number 0, which means no sequence. NULL:
- * neither a number nor a name. */
+/* Returns the text of a sequence_id, which is a number or a name. "": it is the number 0, which means no sequence.
+ * NULL: it is neither a number nor a name. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;

@@ -88,7 +88,7 @@ static double bits_double(uint64_t bits)
 
 /* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
 
-/* The parsed text of a number: (-1)^negative * w * 10^exponent. With `longer`, more digits follow those of w. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
@@ -268,8 +268,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of c adds one to the field of
-     * the exponent: in a normal number always, in a subnormal one only if rounding up has set it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. In a normal number the highest bit of c adds
+     * one to the exponent. In a subnormal number it does so only if rounding up has set the bit. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -356,8 +356,8 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns the number with these eight digits, each 0 to 9 in a byte, the first in the lowest byte. Digits are summed in
- * pairs, fours and eights. */
+/* Returns the number with eight digits, each 0 to 9 in a byte of v, the first digit in the lowest byte. Sums up digits
+ * in pairs, then in fours, then in eights. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
@@ -419,8 +419,8 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns the text behind it. NULL: the number does not end before `end`, is malformed, or is
- * too long, and the state machine must read it. `p` is at a digit or a minus. */
+/* Parses a whole number and returns the text behind it. NULL: the state machine must read the number, because it does
+ * not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
@@ -500,8 +500,8 @@ enum state {
     BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* COMPLETE and WRONG are not states, but results: the number ended before this character, or the character cannot
-     * stand here. */
+    /* COMPLETE and WRONG are not states, but results. COMPLETE: the number ended before this character. WRONG: the
+     * character cannot stand here. */
     WRONG
 };
 
@@ -618,8 +618,8 @@ static void count_element(numbers_reader *r)
 }
 
 /* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
- * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
- * wrong with the next number. */
+ * Nearly all numbers of a body are read here. Returns the text behind the last number that was read. *error says what
+ * is wrong with the next number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -955,8 +955,9 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. Of several with equally few digits it is the
- * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
+/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. If several decimals are equally short, it is the
+ * nearest one, ties to even. `narrow_below`: c is a power of two, so the next smaller value is only half as far away as
+ * the next larger one. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
@@ -1014,7 +1015,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; this guess of the number of digits is right or one too few */
+    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is right or one too few */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }

@@ -99,9 +99,9 @@ typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } number
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is what a reader of that type would have appended, because an
- * untyped reader rounds its float64 values in a way that loses nothing for a narrower type. False: a reader of that
- * type would have refused an element. reader->error then says why, and *element is the first bad element. */
+ * `values` and `out` may be the same memory. The result is what a reader of the type would have appended: an untyped
+ * reader rounds its float64 values in a way that loses nothing for a narrower type. False: a reader of the type would
+ * have refused an element. reader->error then says why, and *element is the first refused element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for

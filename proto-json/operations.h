@@ -28,8 +28,8 @@ typedef struct proto_model {
     attn_dtype dtype;
 } proto_model;
 
-/* The largest number of models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and
- * each of these four with and without causal. */
+/* The largest number of models of one operation: four for dtypes (any, float32, float16, bfloat16), each with and
+ * without causal. */
 enum { PROTO_MODELS = 8 };
 
 /* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
@@ -45,8 +45,8 @@ typedef struct proto_operation {
     attn_op op;       /* the attn_op of the operation's problems, for attn_check() and the kernels */
 
     bool computes; /* true: a device computes the operation's problems */
-    /* true: a merge. A device merges the tensors in the request's `parts` (attn_merge()); the attn_problem has only the
-     * other tensors */
+    /* true: the operation is a merge, so a device merges the tensors in the request's `parts` (attn_merge()); the
+     * attn_problem has only the other tensors */
     bool merges;
     bool takes_caches; /* true: keys and values are in caches of the server */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
@@ -60,8 +60,8 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* inputs that a problem may have */
-    /* inputs that a problem must have. With the member `context` (a saved forward) only those of them whose role is
-     * IN_BACK are needed */
+    /* inputs that a problem must have; with the member `context` (a saved forward), only those inputs of this set whose
+     * role is IN_BACK */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */

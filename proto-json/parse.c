@@ -62,8 +62,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* Makes the error for a name that this operation does not take: a member of another operation, an output, or an unknown
- * name. */
+/* Makes the error for a name that the operation `op` does not take: a member of another operation, an output, or an
+ * unknown name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -94,8 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward that has the member `context` (the id of a saved forward). The problem comes from
- * the saved forward, so only members that a backward adds may be given. */
+/* Checks the members of a backward that has the member `context` (the id of a saved forward). The context gives the
+ * problem, so only members that a backward adds may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,7 +109,7 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a problem whose keys and values are in caches, as far as this is possible without the caches. */
+/* Checks a problem whose keys and values are in caches, as far as this is possible without reading the caches. */
 static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];

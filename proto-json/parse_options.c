@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the names in the member `outputs`, or in the member that the operation has instead: all tensors, then
- * the numbers of PROTO_COUNT_MAP. */
+/* Upper bound on the names in the member `outputs`, or in the member that `asks` names: all tensors, and the numbers of
+ * PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

@@ -96,7 +96,7 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor, for errors, which also name the
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors have this pointer and name the
  * part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
@@ -253,8 +253,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf
- * too, unless the request says that empty parts have it. */
+/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf,
+ * unless the request says that empty parts have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;

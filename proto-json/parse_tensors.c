@@ -114,7 +114,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype for which a tensor of `elements` elements has this number of bytes; NULL: there is none. */
+/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -133,8 +133,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names the dtype for which this number of bytes would be right, or "" if there is none. Returns
- * `suggestion`. */
+/* Writes a hint that names the dtype with which the tensor would have as many bytes as it was sent with; "": there is
+ * no such dtype. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {

@@ -61,17 +61,17 @@ extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
 /* Returns the error of a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
 proto_error proto_error_of(attn_status status);
 
-/* Writes the problem document of an error (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and
- * returns its length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3", goes before `pointer` and may be
- * NULL. 4 KiB are always enough. */
+/* Writes the problem document of an error (RFC 9457, with the further members code, request_id, pointer and error) and
+ * a NUL, cut to fit. Returns the document's length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3",
+ * goes before `pointer` and may be NULL. 4 KiB are always enough. */
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
 /* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
- * element, resulting dtype. Every value must fit: int64 into int32, and bool must be 0 or 1. All other dtypes are those
- * of ATTN_DTYPE_MAP. */
+ * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1.
+ * All other dtypes are those of ATTN_DTYPE_MAP. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -84,9 +84,9 @@ typedef struct proto_dtype {
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes(): whether the tensor may have this dtype in some problem. proto_dtype_list() writes the wire names
- * of all dtypes that it may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether the
- * tensor may have this dtype where it is a result that a check judges. */
+/* proto_dtype_takes(): whether the tensor may have the dtype in some problem. proto_dtype_list(): writes the wire names
+ * of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether
+ * the tensor may have the dtype if it is a result that a check judges. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -94,8 +94,8 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Returns whether these bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
- * below 2^32 in 8 bytes, and '{'. Such a length has NULs, which JSON never has. */
+/* Returns whether the bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
+ * below 2^32 in 8 bytes, and '{'. The 8 bytes then contain NULs, which JSON never has. */
 enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
@@ -134,9 +134,9 @@ enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit co
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
- * old contents; the block may move. Every tensor in it starts at a multiple of 64 bytes. On an error the old contents
- * stay valid, and the client gets *err unchanged. The parser remembers the size and requests more in steps of
- * PROTO_MEMORY_STEP. A grow() that copies should still enlarge the block in proportion to its size. */
+ * old contents; the block may move. Every tensor in the block starts at a multiple of 64 bytes. On an error the old
+ * contents stay valid, and the client gets *err unchanged. The parser requests more memory in steps of
+ * PROTO_MEMORY_STEP. A grow() that copies should enlarge the block in proportion to its size. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
     attn_status (*grow)(void *context, size_t bytes, void **base, attn_error *err);
@@ -144,7 +144,7 @@ typedef struct proto_memory {
 } proto_memory;
 
 /* Returns an upper bound on the bytes that a parser requests from grow() for a body of `body_bytes` bytes with at most
- * `tensors` tensors. It helps a caller that knows Content-Length. Arrays of numbers in JSON may need more: "0," is two
+ * `tensors` tensors. This is for callers that know Content-Length. Arrays of numbers in JSON may need more: "0," is two
  * bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
@@ -184,13 +184,13 @@ typedef struct proto_parts {
     int count;
     bool named;    /* true: the body names the tensors one by one, parts.0.out, ...; false: it has a list `parts` */
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* first the out and lse of `count` parts, then their `count` gradients; each lse is a natural logarithm, and -inf
-     * in an empty part (no keys) */
+    /* first out and lse of each of the `count` parts, then their gradients; lse is a natural logarithm, and -inf in a
+     * part without keys */
     attn_result at[];
 } proto_parts;
 
-/* One problem of a body. Its inputs point into the caller's memory. Requested outputs have dtype, rank, shape and
- * strides set and data NULL; the caller provides their memory. */
+/* One problem of a body. Its inputs point into the caller's memory. An output that the client wants has a dtype, a
+ * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
     attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
@@ -204,8 +204,8 @@ typedef struct proto_item {
     int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
     /* forward: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such a problem has only dout and
-     * dlse and is not checked yet; the caller sets its other tensors. */
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
+     * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the rows to append,
      * and the problem is not checked yet. The caller sets the other tensors. */
@@ -223,7 +223,7 @@ typedef struct proto_item {
     attn_op asked;        /* check: the member `operation`, which says which operation's results are judged */
     int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
     int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
-    /* the error of this problem; if its status is not ATTN_OK, the problem is not run and has no result */
+    /* the error of the problem; if the status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
 
@@ -315,7 +315,7 @@ typedef struct proto_shared {
  * tensor's values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
-/* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
+/* KServe: a sequence of Triton's protocol. Its keys and values are in a cache of the server. The operation is decode,
  * with sequence_id instead of caches. */
 enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts sequence ids of 128 bytes; the NUL needs one more byte */
 typedef struct proto_sequence {
@@ -367,14 +367,14 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
     return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
 }
 
-/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in this format can hold
- * only one. */
+/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in `format` can hold only
+ * one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
- * of the answer's tensors; in a merge these include the gradients of the parts. */
+ * of all tensors of the answer, also of the gradients of a merge's parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns an upper bound on tensor numbers: for this number and all larger ones proto_item_result() is NULL. */
@@ -387,9 +387,9 @@ attn_merge_problem proto_item_merge(const proto_item *item);
  * item->outputs. INVALID: an output or its dtype does not fit the inputs. */
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
-/* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every forward or
- * backward without `context`, and has checked every merge. For other problems the caller does it after setting their
- * tensors. */
+/* Checks the problem (attn_check) and prepares its outputs. The caller does this for a problem whose tensors the caller
+ * sets. proto_parser_finish() has already done it for every forward or backward without `context`, and has checked
+ * every merge. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -397,8 +397,9 @@ typedef struct proto_parser proto_parser;
 /* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
-/* Tells the parser what the URL and the header fields of a KServe request say. Call this before the first byte. `model`
- * is borrowed. json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
+/* Gives the parser what the URL and the header fields of a KServe request say. Call this before the first byte of the
+ * body. The caller keeps `model`. json_bytes is the value of Inference-Header-Content-Length; -1: the request does not
+ * have it. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
 void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
@@ -416,15 +417,15 @@ size_t proto_parser_skeleton_bytes(const proto_parser *parser);
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
-/* Lists the tensors of a complete body that lie in shared memory: *count of them, inputs first; usually none. Before
- * proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs; otherwise the
- * body is refused. An input whose `device` the caller has set gets no room: the tensor stays there, and the host does
- * not read it. The parser owns the list. */
+/* Lists the tensors of a complete body that lie in shared memory. There are *count of them, usually none; inputs come
+ * first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs;
+ * otherwise the body is refused. If the caller has set `device` of an input, the tensor stays there, gets no room, and
+ * is not read by the host. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
 /* Returns the sequence that a KServe body names. Call this after proto_parser_finish(). If the body was refused, the
- * result contains what could be read of the sequence. NULL: the format has no sequences. */
+ * result contains what could be read of the sequence. NULL: the body's format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
 /* Call this when the body is complete. The caller then owns *call. */
@@ -455,7 +456,7 @@ void proto_cache_clear(proto_cache *cache);
  * read as {}. */
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
 
-/* Reads {"length": n}. *length is -1 if it is neither given nor required. An empty body is read as {}. */
+/* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
 /* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
@@ -511,11 +512,11 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i]. It
- * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
- * twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is never in
- * memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call that is
- * not an envelope has no 200 answer: its error is returned. */
+/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
+ * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
+ * once to know the length (proto_encoder_measure), and again while they are read, so their whole text is never in
+ * memory. request_id goes into the problem documents of failed items of an envelope. If a single problem (without an
+ * envelope) has failed, its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
 /* Measures the text of at most `elements` more numbers of arrays, in about 0.1 to 0.3 us each. Returns true when all

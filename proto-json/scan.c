@@ -92,7 +92,7 @@ struct scan {
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* The state of the sinks (where the bytes of a value go): see the comment at the top of this file. */
+    /* where the bytes of the present value go: see "sink" in the comment at the top of this file */
     enum sink sink;
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
@@ -241,7 +241,7 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written them to their
+/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written the bytes to their
  * place. */
 static attn_status extracted(scan *s, size_t bytes)
 {
@@ -309,8 +309,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* Returns why base64 text is wrong if it ends inside a group of four characters. Hexadecimal text may end there too,
- * and gets its own hint. */
+/* Returns why base64 text is wrong if it ends inside a group of four characters. If the text is hexadecimal, the result
+ * is a hint that says so. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -321,7 +321,7 @@ static const char *base64_end_fault(scan *s)
 }
 
 /* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
- * escape is handled here because it is common: some libraries write every slash as "\\/", on average 64 characters
+ * escape, "\\/", is handled here because it is common: some libraries write every slash so, on average 64 characters
  * apart. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
@@ -329,7 +329,8 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* A group of four characters that began in an earlier piece may give three bytes beside those of this piece. */
+    /* a group of four characters that began in an earlier piece may give three bytes more than the characters of this
+     * piece */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -520,8 +521,8 @@ static attn_status push(scan *s, bool object, uint64_t at)
     return ATTN_OK;
 }
 
-/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, while
- * they are the last value in memory. */
+/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, because
+ * they are still the last value in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -577,8 +578,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
 /* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine reads the remainder of the array without storing it. It starts at the beginning of the bad token (number or
- * word), of which a part was taken before. `at`: the first byte that was not taken. */
+ * machine reads the remainder of the array without storing it, from the beginning of the bad token (number or word) on.
+ * A part of the token was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

@@ -700,7 +700,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 static const struct {
     /* the hint holds if the character was found at this place in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
-    /* the hint holds if the character is at most this many bytes from the start of the body; 0: anywhere */
+    /* the hint holds if the character is at most `before` bytes from the start of the body; 0: anywhere in the body */
     int before;
     const char *found; /* the characters that have this hint; an empty text: the NUL has it */
     const char *suggestion;

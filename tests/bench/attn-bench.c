@@ -66,8 +66,8 @@ struct options {
     bool biased;        /* a bias of [1, 1, Sq, Sk] */
     bool each_head;     /* bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
     bool forward_first; /* a backward computes out and lse itself instead of receiving them */
-    /* The bias is a mask as in Hugging Face's 4-D masks: hidden_bias (the lowest float32) for later keys and for the
-     * first `padded` keys, and 0 for all others. Otherwise the bias is random. */
+    /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and
+     * for the first `padded` keys, and 0 for all other keys; false: the bias is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
@@ -108,8 +108,9 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform ones. Only the first PATTERN
- * numbers differ; the rest repeats them. PATTERN is prime, so that no kernel can benefit from the repetition. */
+/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
+ * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the
+ * repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -140,8 +141,8 @@ struct block {
     int64_t bytes;
 };
 
-/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many of its first keys each row shares
- * with others). */
+/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many first keys each batch row shares
+ * with other rows). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call; every failure ends the program */
@@ -199,8 +200,8 @@ static int64_t pages_of(const struct options *o)
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Without the option forks, each row's keys lie in pages of their own; with it, a
- * row's keys lie in the first row's pages except for the last page. */
+/* Fills the page table in random order. Without the option forks, each row has pages of its own. With forks, each row
+ * has the pages of the first row, and a last page of its own. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -619,8 +620,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed
-     * ones */
+    /* times packed sequences, and then sequences of equal lengths with as many pairs of a query and a key */
     o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;

@@ -47,8 +47,8 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait: at first those found when the copy was issued, then the copied
-     * ones. If another value is there, a thread has written to the target of the copy, which is an error. */
+    /* The bytes that must be at `to` until the wait: first the bytes found when the copy was issued, then the copied
+     * bytes. If `to` has other bytes, a thread has written to the target of the copy, which is an error. */
     char there[PIECE];
 };
 
@@ -169,7 +169,7 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    /* a jump instead of ret, because the processor would wrongly predict that ret returns to the fiber that was left */
+    /* a jump instead of ret, because the processor would predict wrongly where ret returns to */
     "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
@@ -212,7 +212,7 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
@@ -736,8 +736,8 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    /* In one case of four, other threads run before the copy is made. They find the old bytes if they read its target
-     * too early. */
+    /* In one case of four, other threads run before the copy is made. If they read the target too early, they find the
+     * old bytes. */
     if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }
@@ -819,8 +819,8 @@ static void begin(block *b, int64_t number)
         f.copies->list.clear();
         f.copies->first = 0;
         f.copies->group = 0;
-        /* The fibers' stacks begin at different offsets within a page. Otherwise their tops would compete for a few
-         * lines of the cache. */
+        /* The fibers' stacks begin at different offsets within a page. Otherwise the tops of all stacks would compete
+         * for a few lines of the cache. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
         /* at a function's entry the stack pointer is 8 bytes off a multiple of 16, as after a call */
         top[0] = (void *)fiber_main;

@@ -26,9 +26,9 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The accesses to two bytes of shared memory that are remembered: the last store, and the last load of each of two
- * warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0: no
- * access. */
+/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of each
+ * of two warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0:
+ * no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
@@ -44,7 +44,7 @@ struct race_watch {
 /* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have met at a barrier. What they do next comes after the epochs (counts of
+/* Records that the warps in `warps` have met at a barrier. Their later accesses come after the epochs (counts of
  * barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */

@@ -147,8 +147,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* next: log entry number of the thread's next instruction; covered: it has waited for all products before this
-     * entry */
+    /* next: log entry number of the thread's next instruction; covered: the thread has waited for all products before
+     * this entry */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -398,8 +398,8 @@ void engine::perform(const copy &c)
     }
 }
 
-/* Fails if an ordinary store to this shared memory was not followed by a proxy fence: without one, TMA and products may
- * not see the store. */
+/* Fails if an ordinary store to the memory `all` was not followed by a proxy fence. Without a fence, TMA and products
+ * may not see the store. */
 void engine::check_fenced(const span &all, const char *what)
 {
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++)
@@ -417,7 +417,7 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
     /* Only products of the thread's own warpgroup are checked. A store to memory that a product of another warpgroup
-     * reads may be harmless, because it may repeat the value that is there. */
+     * reads may be harmless, because it may store the value that is already there. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -765,8 +765,8 @@ void engine::carry_out_early(warpgroup &g, int w, int64_t until)
     }
 }
 
-/* Sums in flight hold this signalling NaN plus the register's number. Arithmetic on it makes it quiet, so the wait
- * notices. */
+/* The registers of sums in flight hold POISON plus the register's number, a signalling NaN. Arithmetic turns it into a
+ * quiet NaN, which the wait notices. */
 const uint32_t POISON = 0x7fa5a000;
 
 /* Returns where register i of a thread belongs in the 64 x N sums. */
@@ -815,8 +815,8 @@ void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma
                values + n * in_register, (size_t)in_register * 4);
 }
 
-/* Returns the log entry of this thread's next instruction, and fails if another thread of the warpgroup issued a
- * different instruction there. `first`: this thread is the first. */
+/* Returns the log entry of the calling thread's next instruction. Fails if another thread of the warpgroup issued a
+ * different instruction there. `first`: the calling thread is the first of its warpgroup at this entry. */
 entry &next_entry(engine &e, instruction kind, int number, bool &first)
 {
     const int t = thread() % GROUP;

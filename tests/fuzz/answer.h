@@ -16,7 +16,8 @@ static inline void broken(const char *file, int line, const char *what)
 /* the fuzzer computes no outputs with more bytes than this, because large outputs only cost time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Points all outputs of a valid problem to the memory `outputs`. Returns false if an output is too large for it. */
+/* Points all outputs of a valid problem to the memory `outputs`. Returns false if this memory is too small for an
+ * output. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };

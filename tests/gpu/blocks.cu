@@ -468,7 +468,7 @@ template <class X> void check_attend_8()
 }
 
 /* The tensor core truncates each step's products, and the sum so far, at 2^-13 of the largest addend. Here one product
- * is 2^13 and the others are 0 or 1, which must still count. */
+ * is 2^13, and the others are 0 or 1. A product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -501,9 +501,9 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* A thread block of the ring test: C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
- * register counts are those of forward.cu and f8_forward.cu. The accumulators of a consumer thread fill all registers
- * that the thread has before setmaxnreg, so a failure of setmaxnreg shows. */
+/* A thread block of the ring test has C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
+ * register counts are those of forward.cu and f8_forward.cu. A consumer's accumulators fill all registers that a thread
+ * has before setmaxnreg, so a failure of setmaxnreg shows. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -516,8 +516,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies this tile. For other tiles it only waits for its turn and passes the turn on,
- * as a kernel does for keys that none of its rows sees. */
+/* Returns whether consumer w multiplies the tile. For other tiles the consumer waits for its turn and passes the turn
+ * on, as a kernel does for keys that none of its rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;

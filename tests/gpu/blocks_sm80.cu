@@ -101,8 +101,7 @@ void check_loader()
     }
 }
 
-/* How C = A B reads its fragments from tiles. A is stored by rows (64 x D) or by columns (as A^T, D x 64), and so is
- * B. */
+/* How C = A B reads its fragments from tiles. A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
@@ -240,8 +239,9 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048 in two 16-bit planes. Here hi
- * and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their planes. */
+/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, with hi and lo in two planes
+ * of 16 bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their
+ * planes. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)

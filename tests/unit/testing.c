@@ -3,8 +3,8 @@
 
 #include <float.h>
 
-/* Functions that ThreadSanitizer does not watch. They fill and compare in the test's own thread, and watching each
- * number there would cost a hundred times the time. ThreadSanitizer still reports a kernel that writes after its run,
+/* ThreadSanitizer does not watch UNWATCHED functions, which fill and compare tensors in the test's own thread. Watching
+ * each number would take a hundred times as long. ThreadSanitizer still reports a kernel that writes after its run,
  * because free() is watched. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
@@ -113,7 +113,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
 
-/* POISON fills the bytes around each tensor, and the gaps between its rows. This pattern is NaN in every float type. */
+/* POISON fills the bytes around each tensor, and the gaps between its rows. The pattern is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
 
 UNWATCHED void fixture_clear(struct fixture *f)
@@ -180,7 +180,8 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* aligned to 64 bytes before the shift, so that a tensor without strides is aligned as in the server's memory */
+    /* aligned to 64 bytes before the shift, so that a tensor without strides has the alignment of the server's
+     * memory */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
         fprintf(stderr, "no memory for a test of %zu bytes\n", f->block_bytes[id]);
@@ -211,8 +212,8 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 }
 
 /* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
- * it; every third row has no other number. Kind 2: every row has numbers of several large sizes. A score of ordinary
- * size is lost beside any of them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
+ * it; in every third row all numbers are the lowest. Kind 2: every row has numbers of several large sizes. Scores of
+ * ordinary size are lost beside them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
  * lowest number for the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
@@ -235,8 +236,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. This is written independently of the reference backend, because the
- * two must agree. */
+/* Returns whether query i of (b, h) may see key j. The function is written independently of the reference backend, so
+ * that the two can be compared. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -442,7 +443,7 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
 }
 
 /* Adds what an observe (a request for attention weights) has besides q, k and v: the queries and keys whose weights it
- * wants, the size of its map of weights, its other sizes and its outputs. All are drawn from the spec's seed. */
+ * wants, its sizes and its outputs. The spec's seed determines all of them. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -954,7 +955,7 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
         good = false;
     }
     /* The device and the reference may round a number in opposite directions if it is near the middle between two
-     * numbers of the dtype. In float32 this is rare, except for averages (a scale of 0), which often lie in the
+     * numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they often lie in the
      * middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
@@ -1197,12 +1198,12 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most this many numbers, all of them may be results of sums that cancel. Then even the largest of them
- * does not tell how large the terms, and thus the errors, were. */
+/* If out has at most FEW_OUTPUTS numbers, all of them may be results of sums that cancel. Then the largest number does
+ * not tell how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. This changes out at least as much as rounding
- * P to v's dtype does. */
+/* Moves each number of v up or down by about one unit in its last place. out then changes at least as much as by
+ * rounding P to v's dtype. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {

@@ -66,9 +66,9 @@ enum mask_kind {
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are: on one side for all keys, on different sides for the last and the first
- * keys, or on different sides in every second row. Scores below 0 rise so much towards the first key that their
- * differences are far outside the range of e^x in float32. */
+/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
+ * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so much
+ * towards the first key that their differences are far outside the range of e^x in float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -100,8 +100,8 @@ struct spec {
     /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
-     * given */
+    /* 0: no pages; otherwise k and v are pools of pages with page_size slots, Sk is a multiple of page_size, and
+     * seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
@@ -203,14 +203,14 @@ extern const struct limits limits_of[]; /* index: dtype */
 
 /* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
-/* Returns whether the results of `got` agree with those of `want`, the truth. `other` is the truth computed another way
- * (out and lse rounded before the backward), or NULL. If the results disagree, `why` gets a sentence. */
+/* Returns whether the results of `got` agree with the truth `want`. `other` is the truth computed another way (out and
+ * lse rounded before the backward), or NULL. If the results disagree, `why` becomes a sentence that says where. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a
  * copy made before the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
-/* Returns whether all outputs of both problems have equal bits. Layout and packing may differ if the elements are the
+/* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
  * same in C order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
 /* Makes and compares a problem: runs `spec` on `bench` and on the reference. If the results disagree, prints the
@@ -229,8 +229,8 @@ struct truth {
     attn_truth_distance distance[TRUTH_RESULTS];
 };
 
-/* Computes the truth (results in float64) of the fixture's problem, and how far the fixture's results are from it.
- * Waits for the stream between two calls of attn_truth_some(), and stores their number in b->calls. */
+/* Computes the truth (results in float64) of the fixture's problem, and the distance of the fixture's results from it.
+ * Waits for the stream between two calls of attn_truth_some(), and stores the number of calls in b->calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the

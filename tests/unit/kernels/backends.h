@@ -52,7 +52,7 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of this many slots. Sk becomes a multiple of the page size, and batch rows have any
+/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
  * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and

@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
- * this test each call begins to read its inputs before the previous call has ended. */
+/* A problem with few queries and many keys must have the same bits alone and behind other problems with few queries and
+ * many keys. In this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -160,8 +160,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. `by_engine`:
- * whether TMA can load the keys of this problem. */
+/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. In the table,
+ * `by_engine` says whether TMA can load the keys of the problem. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -249,8 +249,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
 }
 
 /* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
- * the scale by 2^-unit, which must not change out. It also has a channel whose keys are all zero and whose queries are
- * very large, so that in float16 all other channels would vanish beside it. */
+ * the scale by 2^-unit, which must not change out. One channel has keys of zero and very large queries. A conversion of
+ * all channels by one factor would lose the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -354,7 +354,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* if the device has its own memory, k and v get separate copies there, although they share host memory */
+        /* if the device has its own memory, k and v get separate copies on the device, although they share host
+         * memory */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -372,8 +373,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference for row counts and lengths on both sides of its tile and split sizes,
- * with one split and several, with pages and without. */
+/* Latent attention must agree with the reference for row counts and lengths on both sides of a kernel's tile and split
+ * sizes, with one split and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -542,7 +543,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks are batch rows that share their first pages of keys; the tensor prefix_keys says how many keys they share. The
+/* Forks are batch rows that share their first pages of keys. The tensor prefix_keys says how many keys rows share. The
  * results must have the same bits with and without prefix_keys. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {

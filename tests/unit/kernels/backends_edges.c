@@ -336,8 +336,8 @@ static const struct spec edge_cases[] = {
 /* Problems with huge scores and values. They run forward only, because their gradients overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* In scores of this size, a product of a score and a factor may be rounded, or stay exact inside a fused
-     * multiply-add. If a kernel mixes the two, P can become far larger than 1. */
+    /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused
+     * multiply-add. If a kernel mixes rounded and exact products, P can become far larger than 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -353,7 +353,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Problems with numbers as large as float32 can hold. Every one runs forward, and also backward unless it has `op`. */
+/* Problems with numbers as large as float32 can hold. Each problem runs forward, and also backward unless it has
+ * `op`. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -530,8 +531,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel in a backend's list for an operation computes every problem but is slow. This test checks that
- * problems with lengths use a faster kernel. (The backend "paper" has only one kernel.) */
+/* The last kernel in a backend's list for an operation computes every problem but is slow. Problems with lengths must
+ * use a faster kernel. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -642,7 +643,7 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages of this many slots. Sk becomes a multiple of the page size, and batch rows have any
+/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
  * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {

@@ -29,8 +29,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether this problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may
- * be summed in any order, because the bits of dq then vary. */
+/* Returns whether the problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may be
+ * summed in any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -61,7 +61,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* Where a client wants float32 gradients instead of 16-bit ones, a kernel must omit the last rounding to 16 bits and
+/* If a client wants float32 gradients instead of 16-bit gradients, a kernel must omit the last rounding to 16 bits and
  * change nothing else. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
@@ -136,7 +136,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
 }
 
 /* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes.
- * Problems with NaN also run with lse. */
+ * Problems with NaN run with lse too. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -211,9 +211,9 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees only one key must have that key's value as its out, however large the score is. (Elsewhere tolerances
- * grow with scores, so that a wrong value would pass.) The largest scores are 1e4 to 1e9, on both sides of the limit
- * above which a kernel's exponentials are relative to a rounded maximum. */
+/* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9, on both
+ * sides of the limit above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -238,8 +238,8 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
 }
 
 /* If one key has half or nine tenths of the weight, all other keys must still count, wherever the heavy key is.
- * Hopper's tensor cores keep 14 bits of a sum of float8 products, so that other keys are lost beside the heavy one
- * until a new sum begins. All values are the same number, and every element of out must be that number, within float8's
+ * Hopper's tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a
+ * new sum begins. All values are one number, and every element of out must be that number, within float8's
  * tolerance. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
@@ -272,8 +272,9 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in a different way if it is above 0 or not far below. The test has rows whose
- * scores are all below 0, rows whose scores cross 0 from tile to tile, and both in one problem. */
+/* Kernels may find a row's largest score in a different way if the score is above 0 or not far below 0. The test has
+ * rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with both kinds of
+ * rows. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -397,8 +398,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Tests all 256 codes of float8: each once as a value that is the whole result, and once as the only channel of a key,
- * so that it is the score and lse. */
+/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result, and once as the only
+ * channel of a key, which then is the score and lse. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -480,7 +481,8 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* In these problems q.k overflows float32, in a partial sum or at the end, but the score scale q.k does not. */
+/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores scale q.k do
+ * not overflow. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -710,7 +712,7 @@ static void show_one_key(struct fixture *f, int64_t key)
     }
 }
 
-/* With dout 1, dv of a key is exactly the number of rows that see only this key. The kernels under test compute by
+/* With dout 1, dv of a key is exactly the number of rows that see only that key. The kernels under test compute by
  * tiles, by tiles with a separate kernel for dq, or row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {

@@ -127,8 +127,8 @@ void test_random_observables_agree_with_the_reference(void **state)
 }
 
 /* Checks top_keys: each entry must name a key whose probability is the top_weight with the same index. No key may occur
- * twice, the order of probabilities must be descending, and no other key may have a larger probability. The output
- * `weights` must cover all queries and keys, because the check reads the probabilities there. */
+ * twice, the probabilities must descend, and no other key may have a larger probability. The problem must have the
+ * output `weights` for all queries and keys, because the check reads the probabilities there. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -245,8 +245,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Keys in pages must give the same bits as keys without pages if the same kernel computes both. The number of threads
- * must not matter either. */
+/* Keys in pages must give the same bits as keys without pages if the same kernel computes both problems. Any number of
+ * threads must give the same bits. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

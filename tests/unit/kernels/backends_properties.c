@@ -75,7 +75,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* on a GPU there is no number of threads to change, so this test would only repeat other tests */
+    /* a GPU has no number of threads to change, so the test would only repeat other tests */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -319,7 +319,7 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 }
 
 /* Runs the fixture's problem with only the key/value heads [first, end). Returns false if these heads alone would use
- * another kernel than `whole`, the plan of the whole problem. */
+ * another kernel than the whole problem, whose plan is `whole`. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -412,8 +412,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
- * and that its gradients that are sums over queries are right. Returns false if the parts use other kernels than the
- * whole. */
+ * and that gradients that are sums over queries are right. Returns false if the parts use other kernels than the whole
+ * problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -514,9 +514,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Keys and values that a query does not see may be as large as finite numbers can be (memory that nobody filled). The
- * query's out and gradient must keep their accuracy. A kernel that scales numbers must therefore not scale seen and
- * unseen numbers by the same factor. */
+/* Keys and values that a query does not see may have any finite size (memory that nobody filled). The query's out and
+ * gradient must keep their accuracy. So a kernel must not scale seen and unseen numbers by one factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };

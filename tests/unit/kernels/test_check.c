@@ -471,8 +471,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no attn_error gets only the status */
 }
 
-/* A request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, used to be understood as bhsd and was
- * answered with wrong numbers. Any two counts of heads could be lengths, so a request of this kind must be refused. */
+/* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was understood as
+ * bhsd and answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -483,7 +483,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* with few keys and many queries, axis 1 is smaller than axis 2 only in k, so the message suggests no layout */
+    /* with few keys and many queries, axis 1 is smaller than axis 2 in k alone, so the message suggests no layout */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);

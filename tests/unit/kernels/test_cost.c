@@ -372,7 +372,7 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    /* costly rows are those whose scores leave float32's range; one in seven queries is 0, and so are its scores */
+    /* scores of most rows leave float32's range (costly rows), but one in seven queries is 0, and its scores are 0 */
     assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
@@ -458,7 +458,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernels with options compute rows of scores beyond 2^33 in the same way as other rows, at no extra cost. */
+/* A GPU's kernel with options computes all rows in the same way, so rows with scores beyond 2^33 cost nothing extra. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;

@@ -119,7 +119,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits until the item before this one is done, as each chunk of keys in a backward waits for the chunk before it. */
+/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -407,7 +407,7 @@ static void *run_to_be_given_up(void *context)
 }
 
 /* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with dq,
- * chunks of keys wait for other chunks, some of which never begin after a cancellation. */
+ * chunks of keys wait for other chunks, and after a cancellation some of these never begin. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {

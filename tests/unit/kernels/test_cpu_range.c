@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because a bias as large as this one leaves few bits for scores of ordinary size */
+        /* selects wider tolerances, because scores of ordinary size keep few bits beside such a large bias */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -389,8 +389,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse), so the forward must sum the
- * scores for lse in the same order as the backward. */
+/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse). Therefore the forward must
+ * sum up the products of a score in the same order as the backward. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

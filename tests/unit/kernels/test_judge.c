@@ -361,8 +361,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* A judge (which compares results with the truth, in float64) must report the same whether it is given the truth or
- * computes it. The results in this test are right and wrong in turn. */
+/* A judge compares results with the truth (results in float64). It must report the same whether the caller gives the
+ * truth or the judge computes it. The results in the test are right and wrong in turn. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;

@@ -1,9 +1,7 @@
 /* test_simd.c: tests every vector table of simd.h that this processor runs. Results are compared with simple loops in
- * double.
- *
- * Sizes are awkward on purpose: 1, and sizes just below and above that of each vector, panel and tile. Canaries around
- * buffers reveal a write outside them. Packed operands are never compared with what another table packs; the tests
- * compute the packed forms from their description in simd.h. */
+ * double. Sizes are awkward on purpose: 1, and sizes just below and above those of each vector, panel and tile.
+ * Canaries around buffers reveal a write outside them. The tests compute the expected packed operands from their
+ * description in simd.h, and never by another table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

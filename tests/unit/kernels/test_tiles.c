@@ -86,8 +86,9 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* A tile is free if its mask hides no pair, and hidden if it hides every pair. A tile that is called free or hidden
- * must be so, for every kind of mask. In simple cases the code must find free and hidden tiles. */
+/* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code need not recognise every such
+ * tile, but a tile that it calls free or hidden must be so, for every kind of mask. In simple cases it must find free
+ * and hidden tiles. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {

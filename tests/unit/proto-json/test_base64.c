@@ -322,8 +322,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After this many characters, the decoder stores bytes past the caches, in whole cache lines. A stream may reach
-     * this point anywhere within a line. */
+    /* After CHARS characters, the decoder stores bytes past the caches, in whole cache lines. A stream may be anywhere
+     * within a line at that point. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

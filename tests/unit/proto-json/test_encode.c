@@ -165,8 +165,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* An answer contains the sizes as the server has read them from the shapes. A request whose shapes are in the wrong
- * layout may be valid and is then answered with 200: only the sizes show the mistake. */
+/* An answer contains the sizes (B, H, Sq, ...) as the server has read them from the shapes. A request with shapes in
+ * the wrong layout may be valid. Only the sizes in its answer then show the mistake. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };

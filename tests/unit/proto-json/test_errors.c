@@ -124,7 +124,7 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
 }
 
 /* The longest texts of an attn_error fit into the 4 KiB that proto.h promises for a problem document. They are cut only
- * if all their characters are control characters, whose escapes are long. */
+ * if all characters are control characters, whose escapes are long. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;

@@ -93,8 +93,8 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Decodes a body that names shared memory. All regions of shared memory exist in this test, and each input is filled
- * with the bytes that the body QKV has for it. */
+/* Decodes a body that names shared memory. In this test all regions of shared memory exist, and hold the bytes of the
+ * inputs in the body QKV. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -369,8 +369,8 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     }
 }
 
-/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. Nothing reads that
- * address, and in this test no memory is there. */
+/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. The address in this
+ * test points to no memory, because nothing reads it. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;

@@ -115,7 +115,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* The number of bodies so far whose result was wrong. Every test goes through its whole table before it fails. */
+/* number of bodies with a wrong result so far; a test goes through its whole table before it fails */
 static int differences;
 
 static int no_differences(void **state)

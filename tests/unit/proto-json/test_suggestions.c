@@ -1,6 +1,6 @@
 /* test_suggestions.c: sends each word of proto-json/suggestions.c (names that clients write by mistake) in a body. The
- * test fails if a member, a dtype or a choice has that name by now, or if a word is in two rows, because the second row
- * would never be used. */
+ * test fails if the server knows a member, a dtype or a choice of that name. It also fails if a word is in two rows,
+ * because the second row would never be used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -88,8 +88,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
 }
 
 /* All trees made in one tree_memory are freed together. In this test two trees are made in turns, each in its own
- * tree_memory, as for bodies that arrive at the same time. Each needs more than one block of memory, and has strings
- * longer than a block. */
+ * tree_memory, as for two bodies that arrive at the same time. Each tree needs more than one block of memory, and has
+ * strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* test_answer.c: tests of answers without a connection: what the server gives libmicrohttpd (status, headers, body, and
- * who owns the body's memory) for tensors, problem documents and texts of handlers. The test replaces functions of
- * libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
+/* test_answer.c: tests of answers without a connection: the status, headers and body that the server gives
+ * libmicrohttpd, and who owns the body's memory. Answers are tensors, problem documents and texts of handlers. The test
+ * replaces functions of libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd
+ * would. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -446,7 +447,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
 }
 
 /* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer has the status of
- * its error instead of 200. */
+ * the problem's error instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

@@ -473,8 +473,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Caches that are made before they are filled are spread over all devices. In an earlier version all caches were placed
- * on the first device, which was full while three quarters of all memory was free. */
+/* New caches are spread over all devices, even before they are filled. In an earlier version all caches were placed on
+ * the first device, which was full while the other devices were empty. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -493,7 +493,7 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
-    /* When some devices have more caches than others, new caches go to the emptier ones. Here the test makes more
+    /* If some devices have more caches than others, new caches go to the devices with fewer. Here the test makes more
      * caches than the emptiest device has room for, and all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
@@ -529,8 +529,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* If one of four devices fails, a caller's share of the memory is computed from the other three: half of three
-     * pools. */
+    /* If one of four devices fails, a caller's share is half of the memory of the other three. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -576,7 +575,7 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. The new positions of row 0 would fit and those of row 1 do not, so neither row grows. */
+    /* 63 pages are free. The new positions of row 0 would fit, but not those of row 1, so neither row grows. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -644,8 +643,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* With one more free page, the first of the step's three pages fits and the others do not. The message must name
-     * the memory that was free before the step. */
+    /* With one more free page, there is room for the first of the step's three pages only. The message must name the
+     * memory that was free before the step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -994,8 +993,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must not expire then,
- * whatever errors the step returns. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must then not expire,
+ * even if the step fails. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1075,8 +1074,8 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* If there is no memory for the pool's own tables, the device must not be asked for its memory. In an earlier version
- * the device gave its memory before the tables failed, that memory was lost, and the next call asked for more. */
+/* If the pool cannot allocate its own tables, it must not ask the device for memory. In an earlier version the device
+ * gave its memory first, the tables failed, and the device's memory was lost. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;

@@ -1,5 +1,5 @@
-/* test_connections.c: tests which connections are too slow, and what the server sends them before it closes them. The
- * test uses socket pairs without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends on a connection before it closes
+ * it. The test uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -279,8 +279,9 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* Room for a new connection is made by closing connections without a token first, and among these the oldest. Here
- * every third connection has shown a token, every seventh has a request under way, and their ages are mixed. */
+/* To make room for a new connection, the server closes first connections without a token, and of these the oldest
+ * first. Here every third connection has shown a token, every seventh has a request under way, and their ages are
+ * mixed. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;

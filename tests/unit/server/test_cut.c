@@ -121,7 +121,7 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
 }
 
 /* Cuts the problem into ranges of queries, and runs each range on a device of the site. `parts` becomes a copy of the
- * fixture with the results. Returns the number of ranges; 1 means that the problem was not cut, and nothing ran. */
+ * fixture with the results. Returns the number of ranges; 1: the problem was not cut, and nothing ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];

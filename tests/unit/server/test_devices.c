@@ -56,8 +56,8 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with this script, in which the word GATE is replaced by the path of this gate (a file: a batch with
- * hold=GATE waits until the test deletes it). */
+/* Opens devices with the script, in which the word GATE is replaced by the path of `gate`. A gate is a file: a batch
+ * with hold=GATE waits until the test deletes it. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -92,8 +92,8 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of these jobs, whose cost is set to `flops` operations. The batch takes over the references to the
- * jobs. */
+/* Returns a batch of the jobs in `jobs`, whose cost is set to `flops` operations. The batch takes over the references
+ * to the jobs. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -203,8 +203,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* The tensors of a context (a saved forward) lie in the memory of the forward's job. That memory is copied to the
- * device too, once for all batches that use it. */
+/* The tensors of a context (a saved forward) lie in the memory of the forward's job. The server copies this memory to
+ * the device once, for all batches that use the context. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -241,8 +241,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* a stream keeps its scratch memory, and every batch has used the first stream, so nothing else stays
-         * allocated */
+        /* a stream keeps its scratch memory; nothing else stays allocated, because every batch has used the first
+         * stream */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -386,8 +386,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A gate (a file for which a device waits) holds the first batch. The second batch has memory for its tensors, but is
- * refused its scratch memory. It therefore waits for the first batch, and then runs. */
+/* A gate (a file for which a device waits) holds the first batch. The second batch gets memory for its tensors, but no
+ * scratch memory. It must wait for the first batch, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -766,8 +766,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A flow (one caller's work) that is alone on a GPU does not queue all its batches there, because the next flow would
- * have to wait for all of them. */
+/* A caller that is alone on a GPU does not queue all its batches there, because the next caller would have to wait for
+ * all of them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -871,8 +871,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows (callers' work) are on a device, a short batch may run beside them as a guest, but only after one of
- * the flows has been there for longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. Before
+ * that, one of them must have been on the device for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -902,8 +902,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* A flow (one caller's work) has a batch on both streams of the device, and a third batch that waits. A batch of
- * another flow must be computed nevertheless. */
+/* A caller has a batch on each of the device's two streams, and a third batch that waits. A batch of another caller
+ * must be computed nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -1062,8 +1062,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that cannot be joined into one: they differ in an option, the size of their lse is no multiple of 16 bytes,
- * or a body has two problems. Each of them is copied. */
+/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple of
+ * 16 bytes, or a body has two problems. The tensors of each problem are copied separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1219,15 +1219,15 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries reach both
-     * devices */
+    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
+     * reach both devices */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* the slot depends on the core of this thread, so all four tries may have reached the device that works */
+    /* the slots depend on the core of this thread, so possibly no try has reached the device that fails */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

@@ -140,8 +140,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Balances once, after 200 ms in which the threads of core 0 completed `first` requests, and all other threads
- * `others`. */
+/* Lets the server balance connections once, after 200 ms in which the threads of core 0 completed `first` requests, and
+ * all other threads `others` requests. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -207,8 +207,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, once, and then sleeps as long as it was told. It gets the event
- * whether the event comes while it polls or while it sleeps. */
+/* A thread that expects an event polls for a while, and then sleeps up to the time that it was given. It must get the
+ * event whether the event comes while it polls or while it sleeps. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;

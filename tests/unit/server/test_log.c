@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event the log has left out: the sum of the numbers that it reports. */
+/* Returns how many lines of `event` the log has left out: the sum of the numbers that the log reports. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];

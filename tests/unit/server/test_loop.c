@@ -139,7 +139,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the server's loop go round twice, so that everything that was posted before this call has been handled. */
+/* Lets the server's loop go round twice, so that the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -149,8 +149,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the loop has ended, by itself or, with `tell`, because this function tells it to. Returns its exit
- * status. */
+/* Waits until the loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -314,8 +313,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Jobs of kinds A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, then
- * B B, then A. By the script the second batch fails, and the message of the error names the requests in it. */
+/* Jobs of kinds A and B differ in their head sizes. At most two jobs of one kind leave together, the oldest first: A A,
+ * then B B, then A. By the script the second batch fails, and the error message names the requests in that batch. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -619,8 +618,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of one has left, so it is not verified; the deadline of the other has
- * not passed. */
+/* Two requests wait to be verified. The client of one request has left, so this request is not verified. The deadline
+ * of the other request has not passed. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -970,7 +969,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests were on their way when the server stopped: one is queued, and the other was about to be checked. */
+    /* Two requests are on their way when the server stops: one is queued, and the other is about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -1092,9 +1091,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) on a cache for which an older step waits must wait behind the older step. Here a step
- * writes cache a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on
- * cache c begins at once. */
+/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a step writes cache
+ * a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on cache c
+ * begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1244,7 +1243,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* When a device is lost (before its part, at its start or at its end), the other devices compute the whole problem. */
+/* If a device is lost (before its part of a problem, at the start or at the end of the part), the other devices compute
+ * the whole problem. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;

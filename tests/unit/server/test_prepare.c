@@ -230,8 +230,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed draws one, and a backward of its context (saved forward) uses the same seed. In an earlier
- * version the seed was 0 in every call, so each layer of each step dropped the same elements. */
+/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. In an
+ * earlier version the seed was 0 in every call, so each layer of each training step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -553,8 +553,9 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up must give the context back. No body can
- * cause this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up must give the context back. The test sets
+ * `verify` in a backward, which makes the problem refused. No body can do so, because the decoder refuses `verify` in a
+ * backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;

@@ -185,8 +185,9 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: a job's caller (S: a step on caches of caller a) and its priority, in order of arrival. leave: the jobs'
- * numbers, in the order in which they must leave. A priority changes only the order among the jobs of one caller. */
+/* come: in order of arrival, each job's caller (S: a step on caches of caller a) and priority. leave: the jobs'
+ * numbers, in the order in which the jobs must leave. A priority changes only the order among the jobs of one
+ * caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {

@@ -44,8 +44,9 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, whether its name exists or not; one descriptor is
- * the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
+/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not; one
+ * descriptor is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing
+ * descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -307,7 +308,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the object ends 10 bytes behind the first piece; this call still reads them, and the next call finds no bytes */
+    /* the object ends 10 bytes behind the first piece; this call reads the 10 bytes, and the next call finds none */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -372,7 +373,8 @@ static attn_device *device_with(const char *script)
     return device;
 }
 
-/* Returns how often this process has mapped the object. Only the server maps it; the test, which owns it, does not. */
+/* Returns how often this process has mapped the object. Only the server maps the object; the test owns it, but does not
+ * map it. */
 static int mappings(const struct object *o)
 {
     char line[512];

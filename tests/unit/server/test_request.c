@@ -116,8 +116,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* Only the thread that owns a request may move it to another state. Any other thread fails an assertion, which ends the
- * process, so a child process tries it. */
+/* Only the thread that owns a request may move it to another state. In any other thread an assertion fails and ends the
+ * process, so the test tries it in a child process. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;

@@ -36,7 +36,7 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Returns whether two patterns differ only in the names of their parameters, so that the second would never be
+/* Returns whether two patterns differ only in the names of their parameters, so that the second pattern would never be
  * reached. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
