@@ -41,7 +41,7 @@ typedef struct base64_decoder {
  * the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Does what base64_decode_until() does, for text that must be base64 to its last character. False: the call stopped
+/* Decodes as base64_decode_until() does, text that must be base64 to its last character. False: the call stopped
  * earlier, and decoder->offset is the position of the bad character. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
@@ -49,7 +49,7 @@ bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint
  * the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns why the decoder stopped at the character `found`: static text, to stand behind words such as "at offset 17:
+/* Returns why the decoder stopped at the character `found`: static text that can follow words such as "at offset 17:
  * ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 

@@ -89,8 +89,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        for (int i = 0; i < UNROLL; i++) /* each store writes 8 bytes too many, which the next store overwrites */
-            store(out + i * BYTES, joined(s[i], AT_LOW_END));
+        /* each store writes 8 bytes too many, and the next store overwrites these bytes */
+        for (int i = 0; i < UNROLL; i++) store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
         __m256i foreign, s = sextets(load(text + done), &foreign);

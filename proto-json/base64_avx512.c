@@ -85,8 +85,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
-        for (int i = 0; i < UNROLL; i++) /* each store writes 16 bytes too many, which the next store overwrites */
-            _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
+        /* each store writes 16 bytes too many, and the next store overwrites these bytes */
+        for (int i = 0; i < UNROLL; i++) _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
     }
     while (count - done >= 4) {
         size_t left = count - done;

@@ -14,8 +14,8 @@
  * Writes at most 64 bytes behind the decoded bytes, and never beyond BASE64_DECODED_MAX(count). */
 typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
 
-/* Encodes whole groups of 3 bytes. Returns how many bytes it took: a multiple of 3, at most `count`. It reads nothing
- * beyond `count` and writes nothing beyond the text of the bytes that it took. */
+/* Encodes whole groups of 3 bytes. Returns how many bytes it encoded: a multiple of 3, at most `count`. Reads nothing
+ * beyond `count`, and writes nothing behind the text of the encoded bytes. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
 /* The base64 alphabet as two tables: the character of each sextet (6-bit value), and the sextet of each character.

@@ -43,16 +43,16 @@ struct piece {
 };
 
 enum {
-    /* The longest token, such as "]],[[-1.5": brackets and one number. */
+    /* The longest token, such as "]],[[-1.5", has brackets and one number. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most
-     * 168 bytes). */
+    /* Bytes of text in the answer to one problem: an error; or the names and shapes of the outputs, and the other
+     * members (a shape has at most 168 bytes). */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
 };
 
-/* One element of an array of numbers as text, with the brackets and comma before it; or the brackets at the array's
+/* Text of one element of an array of numbers, with the brackets and the comma before it; or the brackets at the array's
  * end. */
 struct token {
     char text[TOKEN_BYTES];

@@ -10,7 +10,7 @@
  * answer (its members other than tensors). */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
-/* Returns the text of the answer. Text that is written before a call of encode_tensor() goes before that tensor. */
+/* Returns the text of the answer. Text written before a call of encode_tensor() goes before the tensor of that call. */
 struct text *encode_text(proto_encoder *encoder);
 
 /* Adds a tensor at this place of the answer. ENCODE_BYTES: as its bytes. ENCODE_BASE64: as base64. ENCODE_ARRAY: as an

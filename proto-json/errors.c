@@ -55,8 +55,8 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest size in bytes of the escaped `detail`, which is halved until the document fits. attn_error.text is shorter
- * unless it is full of control characters. */
+/* Largest sizes in bytes of the escaped texts. `detail` is halved until the document fits. attn_error.text is shorter
+ * than DETAIL_ROOM unless it is full of control characters. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

@@ -37,11 +37,11 @@ struct format_body {
 };
 
 struct proto_format {
-    /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
-     * every further feed() returns that error. Call finish() once, after the last feed(). */
+    /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error every
+     * further feed() returns the same error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader); /* frees the reader; does nothing for NULL */
-    /* implements proto_parser_kserve(); NULL: the format does not need it */
+    /* implements proto_parser_kserve(); NULL: the format has no use for it */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);

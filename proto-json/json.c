@@ -16,7 +16,7 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
+    size_t first_bytes; /* number of bytes that are in `first` */
     attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
 };
 

@@ -33,7 +33,7 @@ struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
     int64_t json_bytes; /* length of the JSON in bytes; JSON_BYTES_UNKNOWN: the whole body is JSON */
-    attn_error error;   /* the first error; once it is set, every call returns it */
+    attn_error error;   /* the first error of the body, which all later calls return */
     uint64_t offset;    /* number of bytes of the body that have arrived */
     scan *json;
     int values; /* number of JSON values read so far, including those inside strings of parameters */
@@ -44,8 +44,8 @@ struct kserve_reader {
 
     struct kserve_input *inputs;
     int input_count;
-    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each counts
-     * the bytes that have arrived. */
+    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each entry
+     * counts the entry's bytes that have arrived. */
     scan_extract *extracts;
     int64_t *sizes; /* number of bytes that must arrive for each binary input */
     int first_binary, extract_count;

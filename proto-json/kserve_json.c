@@ -1,5 +1,5 @@
-/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into that of a JSON body, and assigns
- * a place in memory to each tensor. See kserve.c. */
+/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into the tree of a JSON body, and
+ * assigns a place in memory to each tensor. See kserve.c. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -145,7 +145,7 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
     return listed;
 }
 
-/* Returns the number of the problem's tensor with this name; ATTN_TENSOR_COUNT: there is none. */
+/* Returns the number of the problem's tensor `name`; ATTN_TENSOR_COUNT: the problem has no such tensor. */
 static int named(const char *name)
 {
     const int number = proto_tensor_named(name, false);
@@ -166,8 +166,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that say where in shared memory a tensor is. Before the first of them, *place is {.bytes
- * = -1}. */
+/* Reads one of the parameters that say where in shared memory a tensor is. *place must be {.bytes = -1} before the
+ * tensor's first such parameter. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -429,7 +429,7 @@ static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
 /* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call *binary is the request's default. */
+ * call *binary is the default of the whole request. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {

@@ -49,8 +49,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is its bit pattern:
- * sign, exponent and fraction, as in IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is its
+ * bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
     /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
@@ -91,7 +91,7 @@ static double bits_double(uint64_t bits)
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
-    uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
+    uint64_t w;                     /* the number's first 19 significant digits, or fewer if it has fewer */
     int exponent;
     /* text of the number's digits and point; the character behind it is neither a digit nor a point */
     const char *text;
@@ -100,7 +100,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* as many digits as always fit 64 bits: 10^19 < 2^64 */
 
-/* Powers of ten. Those up to 10^22 are exact, the others are the nearest double. */
+/* Powers of ten. Powers up to 10^22 are exact; larger ones are the nearest double. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -121,7 +121,8 @@ enum {
  * TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
+/* A natural number below 10^768 * 2^244 < 2^2816. Texts of at most 768 digits with the largest allowed exponent give no
+ * larger number. */
 struct big {
     int words;
     uint32_t word[96]; /* 32-bit words of the number, the lowest first */
@@ -367,8 +368,8 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to w, and returns the text behind them. Eight characters are tested together, as long as the
- * piece has eight more. No branch depends on the number of digits among them. */
+/* Appends the digits at p to w, and returns the text behind the digits. If the piece has eight more characters, tests
+ * all eight together. No branch depends on how many of the eight are digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -392,8 +393,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number that is written with more than 19 digits, leading zeros included. written_exponent is the
- * number behind its 'e'. */
+/* Sets the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the number
+ * behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -599,7 +600,7 @@ static const char *close_array(numbers_reader *r)
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements stand */
+    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements must stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -1036,7 +1037,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* now s has nine digits: its own, followed by zeros */
+    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* Now count is the number of digits without trailing zeros. */

@@ -40,7 +40,7 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
-    /* Room for the text of one number that is written: at most 16 characters, stored in larger chunks. */
+    /* Room for the text of one written number, which has at most 16 characters but is stored in larger chunks. */
     NUMBERS_TEXT_MAX = 24,
 };
 

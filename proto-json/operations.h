@@ -65,7 +65,7 @@ typedef struct proto_operation {
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    /* inputs in `takes` that are results of the client to be judged; a problem must have at least one of them */
+    /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
     uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
     /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
@@ -78,10 +78,11 @@ typedef struct proto_operation {
 
     /* Texts for messages and for the OpenAPI document follow. */
     const char *members; /* the required members in words, such as "q and caches", for a message */
-    const char *title;   /* how the names of its schemas in the OpenAPI document begin, such as "Decode" */
+    /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
+    const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
-    /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
+    /* descriptions of the tensors that differ in this operation from attn_tensors[]; NULL: none differ */
     const proto_tensor_doc *tensors;
 } proto_operation;
 
@@ -100,7 +101,7 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
 }
 
 /* Returns whether the operation has work to do after the checks of the body. If not, the route's handler answers as
- * soon as the body has passed them. */
+ * soon as the checks succeed. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->merges || operation->takes_caches || operation->judges;

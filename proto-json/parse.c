@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only a problem inside the list `requests` can have this error */
+                         /* only a problem inside the list `requests` gets this error */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -502,7 +502,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the call now, so it is not freed here */
+        made = NULL; /* the caller owns the call from now on, so the call is not freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -285,8 +285,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text if it has the form of an id. strspn() is not used, because it would build its table anew for each of
- * up to a thousand ids. */
+/* Copies the text if it has the form of an id. strspn() would be slower: it would build its table anew for each of up
+ * to a thousand ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {

@@ -17,11 +17,12 @@
 
 #define PARTS "parts"
 
-/* The tensors of a merge's part, and their gradients, in the order in which proto_tensor_name() numbers them. */
+/* The tensors of a merge's part, and the gradients of these tensors, in the order in which proto_tensor_name() numbers
+ * them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of tensor `which` of a part of a merge (0: out, 1: lse). Numbers below ATTN_TENSOR_COUNT are the
- * problem's own tensors. */
+/* Returns the number of the tensor out (which 0) or lse (which 1) of a part of a merge. Numbers below ATTN_TENSOR_COUNT
+ * are the problem's own tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -46,8 +47,8 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix, or NULL
- * if the name has no such prefix. */
+/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix; NULL:
+ * the name does not begin with such a prefix. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -243,7 +244,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    /* "nan" is written here, because printf() would also write the sign of a NaN */
+    /* printf() would also write the sign of a NaN */
     if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
@@ -262,7 +263,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        /* this cannot fail, because the shape was checked before */
+        /* the call cannot fail, because the shape was checked before */
         (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))

@@ -78,7 +78,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
-    attn_dtype as;    /* dtype of its elements after they are decoded */
+    attn_dtype as;    /* dtype of the elements after they are decoded */
     size_t bytes;     /* bytes of an element as it is sent, before base64 */
 } proto_dtype;
 
@@ -174,9 +174,9 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 /* Returns the number of the tensor with this name in a body, or with `result` in an answer. PROTO_TENSORS: there is
  * none. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of the tensor with this number. Returns `name`. */
+/* Writes the name of tensor `number`. Returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that says which dtypes and axes the tensor has: for parts.3.out it is ATTN_T_out. */
+/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which joins results over different parts of the keys. */
@@ -303,7 +303,8 @@ typedef struct proto_shared {
     bool output;
     int index;                       /* index of the tensor in the inputs or outputs of the body */
     char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
-    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
+    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the size that it
+     * must not exceed */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
     void *to;          /* where the caller must copy the bytes of an input; proto_parser_shared_room() sets it */
@@ -342,8 +343,8 @@ typedef struct proto_call {
     const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
-    /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each
-     * dlse */
+    /* gradients of a merge's parts that are written as bytes behind the JSON: binary_parts[0] has a bit for each dout,
+     * [1] for each dlse */
     uint64_t binary_parts[2];
     uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
@@ -438,7 +439,7 @@ enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
 /* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
 typedef struct proto_cache {
-    int64_t kv_heads, head_dim, head_dim_v; /* if the body gives no head_dim_v, it is set to head_dim */
+    int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
     int64_t page_size, ttl_s;
     attn_dtype dtype;
     bool latent;
@@ -470,7 +471,7 @@ attn_status proto_region_read(const void *body, size_t bytes, proto_region *regi
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; each is at most 2^53 */
+    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; both are at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -507,7 +508,7 @@ typedef struct proto_result {
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* set if the item of an observe operation asks for counts */
-    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: none */
+    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: there is no report */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
@@ -519,15 +520,15 @@ typedef struct proto_encoder proto_encoder;
  * envelope) has failed, its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more numbers of arrays, in about 0.1 to 0.3 us each. Returns true when all
- * numbers are measured. */
+/* Measures the text of at most `elements` more elements of arrays of numbers. An element takes about 0.1 to 0.3 us.
+ * Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-/* returns the length of the answer in bytes, and first measures what is not yet measured */
+/* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);
 /* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
  * is no such tensor. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
-/* Reads the next bytes of the answer, at most `capacity`. Returns how many bytes it read; 0 at the end. */
+/* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
 void proto_encoder_free(proto_encoder *encoder);
 

@@ -43,10 +43,10 @@ struct slot {
 
 struct reader {
     proto_limits limits;
-    attn_error error; /* the first error; once it is set, every call returns it */
+    attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* How far the header is read: its length, the scanner that reads it, and its tree. */
+    /* The state of the header: its length, the scanner that reads it, and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor. The other members that describe the tensor are left to parse.c. */
+/* Reads the data_offsets of a tensor. parse.c reads the tensor's other members. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };

@@ -74,7 +74,7 @@ struct scan {
     proto_limits limits;
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
-    attn_error error; /* the first error; once it is set, every call returns it */
+    attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
@@ -404,7 +404,7 @@ static attn_status string_begin(scan *s, bool is_name)
     return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
 }
 
-/* Reads a string's bytes from *text on, up to its end, an escape, or the end of the piece. */
+/* Reads the bytes of a string from *text on, up to the end of the string, an escape, or the end of the piece. */
 static attn_status string(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text, *p = begin;
@@ -415,7 +415,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* escaped quotes are handled in a fast loop here, because a string that contains JSON has many of them */
+        /* a fast loop for escaped quotes, because a string that contains JSON has many */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -448,7 +448,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* an error in base64 text stopped the decoder here; the next round reads the remainder as plain text */
+        /* an error in base64 text stopped the decoder, so the next round reads the remainder as plain text */
     } else {
         return ATTN_OK;
     }
@@ -556,7 +556,8 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The most characters that numbers_read() gets at once. This limits the memory that is reserved before it runs. */
+/* The largest number of characters that numbers_read() gets at once. It limits the memory that is reserved for the
+ * elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -597,7 +598,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* Reads the next piece of the array, and moves *text behind the bytes that it used. */
+/* Reads the next piece of the array, and moves *text behind the bytes read. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -689,7 +690,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* Reads [text, end). The first of these bytes is byte `at` of the body. */
+/* Reads [text, end). The byte at `text` is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;

@@ -63,14 +63,14 @@ typedef struct scan scan;
 
 /* Makes a scanner. It copies `limits` and `memory`. NULL: out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-/* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
+/* Makes a scanner for JSON without tensor values. It extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
  * infinities, true and false (for bool) have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* does nothing if `s` is NULL */
 
-/* Takes the next piece of the body. After an error every later call returns the same error. */
+/* Takes the next piece of the body. After an error every later call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
 /* Call this when the body is complete. INVALID: the body's value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
@@ -85,7 +85,7 @@ const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory for extracted values: how it grows, and how much of it there is. */
+/* The caller's memory for extracted values: how the memory grows, and how much memory there is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
@@ -99,7 +99,7 @@ struct scan_room *scan_room(scan *s);
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. It takes as many of the
+/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. Takes as many of the
  * `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);

@@ -586,7 +586,8 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* the hint holds if the text before the bad character is exactly this; NULL: for any text */
+    /* the hint holds if the text before the bad character is exactly `begins`; NULL: for any text */
+    const char *begins;
     char found;
     const char *suggestion;
 } texts[] = {
@@ -688,7 +689,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* The letters that begin none of the words null, true, false, NaN, Infinity, None, True, False. */
+/* The letters with which none of the words null, true, false, NaN, Infinity, None, True, False begins. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -698,7 +699,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint holds if the character was found at this place in the JSON; SUGGESTION_OTHER: at any place */
+    /* the hint holds if the character was found at `place` in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
     /* the hint holds if the character is at most `before` bytes from the start of the body; 0: anywhere in the body */
     int before;

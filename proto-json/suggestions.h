@@ -15,7 +15,7 @@
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
-#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
+#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the server's own name of this dtype */
 /* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
  * name. */
 

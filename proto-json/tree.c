@@ -154,7 +154,7 @@ static const char *take_escape(const char *from, char **to)
 }
 
 /* Reads a string and decodes its escapes in place. The text never becomes longer, because every escape is longer than
- * its character. */
+ * the character that it stands for. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -176,8 +176,8 @@ static bool is_container(const cJSON *value)
     return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
-/* Reads a string that is a value. Behind its quote the scanner has put a letter (SCAN_STRING or SCAN_NUMBER), which is
- * not part of the text. */
+/* Reads a string that is a value. Behind the opening quote, the scanner has put a letter (SCAN_STRING or SCAN_NUMBER),
+ * which is not part of the text. */
 static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
@@ -216,7 +216,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* skips the colon between a member's name and its value */
+        ++*at; /* skips the colon behind a member's name */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;
@@ -303,7 +303,8 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    /* upper bound on the bytes that the scanner would store: it drops white space, and stores `"",` as `"s",` */
+    /* upper bound on the bytes that the scanner would store: the scanner drops white space, and stores `"",` as
+     * `"s",` */
     const size_t most = length + length / 3;
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;

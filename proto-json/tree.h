@@ -61,7 +61,7 @@ const char *tree_suggestion(const char *place, const struct text_nearest *best, 
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a message repeats */
+enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name that a message repeats, in bytes */
 
 /* Makes the error for a name that is not a member of `outer` (NULL: of the body). suggestions.h lists the values of
  * `place`. `listed` names the members of `outer`, or says where they are listed. */

@@ -43,7 +43,7 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* Gradients of options, which are computed only if --grads names them. */
+/* Gradients of options. They are computed only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
@@ -54,10 +54,11 @@ struct options {
     bool reading;
     int sequences; /* packed sequences: their number and their lengths; B, Sq and Sk are then ignored */
     int32_t lengths[MOST_SEQUENCES];
-    int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
+    /* FlashMask of this many equal documents, in which each query sees only keys of its own document; 0: no mask */
+    int64_t documents;
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* all batch rows share their pages; only the last page of each row is its own */
+    bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
@@ -251,8 +252,8 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random share of the keys, with the same seed in each run. Each row keeps its first
- * key. */
+/* Fills a keep_mask that keeps a random share of the keys, and the first key of each row. The seed is the same in each
+ * run. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -308,7 +309,7 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    /* FlashMask: hides a document's keys from the rows before its start and behind its end */
+    /* FlashMask: queries before the start or behind the end of a key's document do not see the key */
     if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
@@ -490,7 +491,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* as many calls as fill RUN_MS: a single short call would measure how long the host takes to queue it */
+    /* as many calls as fill RUN_MS: the time of a single short call would be the time in which the host queues it */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;

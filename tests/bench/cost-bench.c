@@ -51,7 +51,7 @@ static const struct problem {
      * `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
-    /* v_size: v is multiplied by it; lse: the value of every lse; a member that is 0 changes nothing */
+    /* v_size: factor by which v is multiplied; lse: the value of every lse; 0: v, or lse, stays as it is */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -358,7 +358,7 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem and prints its line. Returns whether the estimate of its time is off by a factor below
+/* Measures a problem and prints a line about it. Returns whether the estimate of its time is off by a factor below
  * MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {

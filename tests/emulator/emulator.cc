@@ -36,7 +36,7 @@ struct named_barrier {
     /* for barrier_all(): whether some thread passed false; one element for the barrier's uses with even numbers, one
      * for odd ones */
     bool objected[2];
-    /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
+    /* for the race check: epochs (counts of barriers) of the warps that have arrived at the barrier */
     clocks clock;
 };
 
@@ -84,7 +84,7 @@ struct block {
     std::vector<static_place> places;
     uint32_t pattern; /* the 4-byte pattern with which shared memory begins */
     race_watch races;
-    /* for each 16-byte piece of shared memory: the number of copies to it that were not waited for */
+    /* for each 16-byte piece of shared memory: the number of copies to it that no thread has waited for */
     uint8_t in_flight[SHARED_MOST / PIECE];
 };
 
@@ -114,8 +114,9 @@ void *launch_failed_at[5]; /* in run() */
 uint64_t state;
 uint64_t starved;       /* one bit per warp: a starved warp runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
-int starved_for;        /* the set of starved warps stays the same for this many scheduling decisions */
-/* number of collectives (instructions of a whole warp) that may be executed before another warp gets its turn */
+int starved_for;        /* number of scheduling decisions before other warps may be starved */
+/* number of collectives (instructions of a whole warp) that the running warp may still execute before another warp gets
+ * its turn */
 int burst;
 
 } // namespace
@@ -265,7 +266,7 @@ static uint32_t asleep(const warp_state *w)
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns a ready fiber among `lanes`: the first one at or after lane w->turn, cyclically. */
+/* Returns a ready fiber among `lanes`: the first fiber at or after lane w->turn, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
@@ -320,7 +321,7 @@ static fiber *choose(bool hungry)
     return nullptr;
 }
 
-/* Returns a fiber that may run, of any resident block. Ends the launch with "deadlock" if none can. */
+/* Returns a fiber that may run, of any resident block. If no fiber may run, ends the launch with "deadlock". */
 static fiber *schedule()
 {
     burst = 1 << random() % (unsigned)(now.longest + 1);
@@ -394,7 +395,7 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run again */
+        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run on */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();

@@ -209,8 +209,8 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
 
-/* Does the asynchronous work of one block: TMA copies and tensor core products (sm90.cc). Code that needs an agent
- * creates it at its first use. */
+/* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
+ * at its first use. */
 struct agent {
     /* Does some of the agent's work and returns true; false: there was none. The scheduler calls this now and then.
      * `must`: no fiber can run. */

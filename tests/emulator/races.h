@@ -34,7 +34,7 @@ struct access_record {
 };
 
 struct race_watch {
-    clocks now; /* the present epoch of each warp: a count of the barriers that it has passed */
+    clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
     /* after[w]: for each warp, the last epoch (count of barriers) whose accesses a barrier has put before those of warp
      * w */
     clocks after[WARPS];

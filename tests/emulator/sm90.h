@@ -74,7 +74,7 @@ void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Makes ordinary stores to shared memory before this fence visible to products and TMA. */
+/* Makes ordinary stores to shared memory before the fence visible to products and TMA. */
 void fence_proxy_async();
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */

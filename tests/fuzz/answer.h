@@ -13,7 +13,7 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* the fuzzer computes no outputs with more bytes than this, because large outputs only cost time */
+/* largest size of an output that the fuzzer computes; larger outputs would only cost time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
 /* Points all outputs of a valid problem to the memory `outputs`. Returns false if this memory is too small for an

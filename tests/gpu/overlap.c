@@ -26,8 +26,8 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request. Its tensors q, k, v, out and lse lie behind each other in pinned host memory, and likewise on the
- * device. */
+/* One request. Its tensors q, k, v, out and lse lie one behind the other in pinned host memory, and also in device
+ * memory. */
 struct request {
     attn_stream *stream;
     char *host, *device;
@@ -79,7 +79,7 @@ static void make(struct request *r)
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite them */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite these bytes */
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);

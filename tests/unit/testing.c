@@ -250,7 +250,7 @@ UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
-    /* bias and keep_mask are broadcast in the same way, so one loop makes both */
+    /* one loop makes bias and keep_mask, because they are broadcast in the same way */
     for (int which = 0; which < 2; which++) {
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
@@ -1074,7 +1074,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* top_keys has no tolerance here: backends_observe.c checks it */
+    /* top_keys has no tolerance, because backends_observe.c checks it */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:

@@ -62,7 +62,7 @@ enum mask_kind {
     MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, but neither does alone */
+    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, while one alone does not */
     MASK_KINDS
 };
 
@@ -89,15 +89,15 @@ struct spec {
     int alibi;                /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
     int bias, keep_mask;      /* 0 none; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
     double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
-    int keep_tail;   /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys of each row */
-    int mask_bounds; /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
-    int mask_heads;  /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
+    int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
+    int mask_bounds;          /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
+    int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
     bool seqlens_k;  /* random lengths of keys, with 0 and Sk among them */
     bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
-    /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
+    /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
     /* 0: no pages; otherwise k and v are pools of pages with page_size slots, Sk is a multiple of page_size, and
@@ -117,7 +117,7 @@ struct spec {
     double q_amp, v_amp; /* amplitude of q and k, and of v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* if not 0: the values of v are between half of this number and this number */
+    double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* one key (1) or one value (2) that some queries see is NaN */
@@ -161,7 +161,7 @@ void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
 /* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
  * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* Makes another problem with the same data and with outputs of its own, to be run by another backend. */
+/* Makes a problem with the same data and with outputs of its own, for another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
 /* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
@@ -208,7 +208,7 @@ double largest(const attn_tensor *t);
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a
- * copy made before the run. */
+ * copy of the fixture before the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
 /* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
  * same in C order. */

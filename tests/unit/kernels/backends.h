@@ -58,7 +58,7 @@ void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
  * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Runs a list of problems, forward and backward. Returns how many of them disagree with the reference. */
+/* Runs a list of problems, forward and backward. Returns how many problems disagree with the reference. */
 int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
  * equal bits in both runs. `count` is at most 16. */

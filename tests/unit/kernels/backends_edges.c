@@ -1,5 +1,5 @@
 /* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a grid
- * of sizes and options, and random problems. Each is compared with the reference. */
+ * of sizes and options, and random problems. Each problem is compared with the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -333,7 +333,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Problems with huge scores and values. They run forward only, because their gradients overflow their dtype. */
+/* Problems with huge scores and values. They run forward only, because gradients would overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused

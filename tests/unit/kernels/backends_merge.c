@@ -1,5 +1,5 @@
-/* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys: results compared
- * with float64, gradients compared with finite differences, and what it promises about empty parts, NaN and
+/* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys. Results are
+ * compared with float64, and gradients with finite differences. Other tests are about empty parts, NaN and
  * infinities. */
 #include <math.h>
 #include <setjmp.h>
@@ -22,8 +22,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of the
- * same data in the device's memory. */
+/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of
+ * these data in the device's memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
@@ -175,7 +175,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
-        /* an empty part (lse is -inf): its out is not read, even if it is NaN */
+        /* an empty part (lse is -inf): the out of this part is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* if only one part is not empty, the merged result equals that part */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
@@ -381,7 +381,7 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    /* part 1 is empty in row 4 (its lse is -inf), so its gradient there must be 0 */
+    /* part 1 is empty in row 4 (its lse is -inf), so its gradient in row 4 must be 0 */
     g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;
     /* all parts of row 7 are empty, so only the row's sink counts */
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;

@@ -197,7 +197,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that it was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -429,8 +429,8 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* A NaN in an input must reach the rows that see it and no other rows. fixture_compare() requires NaN in the results
- * exactly where the reference has it. */
+/* A NaN in an input must reach the rows that see the NaN, and no other rows. fixture_compare() requires NaN in the
+ * results exactly where the reference has NaN. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -641,8 +641,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether the problem is computed row by row, by a kernel that sums in another order than kernels that compute
- * tiles. */
+/* Returns whether a kernel computes the problem row by row. Such a kernel sums in another order than kernels that
+ * compute tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;

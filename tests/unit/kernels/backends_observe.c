@@ -192,7 +192,8 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     }
 }
 
-/* Several observe problems (requests for attention weights) in one call must have the same bits as each by itself. */
+/* Several observe problems (requests for attention weights) in one call must have the same bits as each problem in a
+ * call of its own. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };

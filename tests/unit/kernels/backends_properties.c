@@ -1,5 +1,6 @@
-/* backends_properties.c: tests of properties that need no reference: equal bits alone and among other problems, packed
- * and not, in steps and in one launch, near and far apart in memory; the order of keys; hidden keys. */
+/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone and among
+ * other problems, packed and not, in steps and in one launch, near and far apart in memory. Other tests are about the
+ * order of keys and about hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -210,7 +211,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, starting at its element number `first`, to `part`. */
+/* Copies elements of q, k, v or dout to `part`: those of `whole` from number `first` on. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -335,7 +336,7 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
 }
 
 /* Asserts that the spec's problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared
- * if the parts use the same kernel as the whole. */
+ * if the parts use the kernel of the whole problem. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -725,7 +726,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* this problem has few queries, so a GPU computes it by a kernel for decoding */
+        /* a problem with few queries, which a GPU computes by a kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -811,7 +812,7 @@ static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* the library does not read the lengths, so it assumes that all sequences have equally many keys */
+    /* the library does not read the lengths, so its estimate is for sequences with equally many keys */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];

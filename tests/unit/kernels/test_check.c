@@ -67,7 +67,7 @@ static attn_problem bhsd(void)
     return p;
 }
 
-/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 none. */
+/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 uses no page. */
 static attn_problem paged(void)
 {
     static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
@@ -204,7 +204,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q alone is below the limit of 2^61 elements, but its result is above */
+    /* q is below the limit of 2^61 elements, but the result for q is above the limit */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -398,7 +398,7 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* batch rows 0 and 1 use the same pages, and row 1 reads more of them */
+    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same page table, and row 1 reads more of it */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);

@@ -421,10 +421,10 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts none */
+    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts no row */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts none */
+    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts no row */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);

@@ -578,8 +578,8 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge (results over parts of the keys are joined) whose stream is cancelled must write nothing more and return an
- * error. The next merge must be computed. */
+/* A merge (results over parts of the keys are joined) whose stream is cancelled must stop writing and return an error.
+ * The next merge must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

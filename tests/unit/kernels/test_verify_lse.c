@@ -406,7 +406,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
 }
 
 /* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
- * device must compute the same sums as the host. */
+ * device must compute the sums that the host would compute. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

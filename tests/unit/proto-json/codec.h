@@ -18,7 +18,7 @@
  * use of a pointer from before the growth. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: present size of the memory; limit: its largest size, where 0 means no limit */
+    size_t bytes, limit; /* bytes: present size of the memory; limit: largest size of the memory (0: no limit) */
     int growths;
 };
 
@@ -129,8 +129,8 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* Decodes a KServe body in pieces for a model. json_bytes: the length of the body's JSON, or -1 if the request does not
- * say it. */
+/* Decodes a KServe body in pieces, for the model `model`. json_bytes: the length of the body's JSON; -1: the request
+ * does not say the length. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -160,7 +160,7 @@ static inline void print_tensor(FILE *f, const struct decoded *d, const char *na
         if (data < (unsigned char *)d->memory.base ||
             (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
             (size_t)(data - (unsigned char *)d->memory.base) % 64)
-            abort(); /* the tensor lies outside the memory that the parser says it uses, or is not aligned */
+            abort(); /* the tensor lies outside the memory that the parser calls used, or is not aligned */
         fprintf(f, ":");
         for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
     }

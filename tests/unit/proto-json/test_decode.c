@@ -737,8 +737,8 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table proto_options is accepted by its operations. A value of a wrong type is refused with the
- * option's name. */
+/* Every option of the table proto_options is accepted by its operations. If its value has a wrong type, the error names
+ * the option. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -756,7 +756,7 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The defaults in the table proto_options, which the OpenAPI document shows, are those that decoding uses. */
+/* The table proto_options has default values, which the OpenAPI document shows. Decoding must use the same defaults. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;

@@ -22,7 +22,8 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        char *piece = malloc(block); /* a block of its own, so that the sanitizer sees a write beyond it */
+        /* a block of memory with exact bounds, so that the sanitizer sees a write beyond it */
+        char *piece = malloc(block);
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);
         assert_true(count <= block && count <= length - done);
@@ -39,7 +40,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     return text;
 }
 
-/* Checks that the answer is the text `says` in whatever block sizes it is read, and that it is JSON. */
+/* Checks that the answer is JSON and has the text `says`, in whatever block sizes it is read. */
 static void check(const proto_call *call, const proto_result *results, const char *says)
 {
     const size_t length = strlen(says);

@@ -45,7 +45,7 @@ struct infer {
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a body from its parts. The caller frees its bytes. */
+/* Makes a body from its parts. The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -188,8 +188,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* An output in shared memory is only named in the answer. It has no parameters, because the C++ client would look for a
- * size of binary data in them. */
+/* An output in shared memory is only named in the answer. It has no parameters, because Triton's C++ client would look
+ * there for a size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;

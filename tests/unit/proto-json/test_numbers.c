@@ -382,8 +382,8 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes a number just below x > 0 as text: the exact decimal expansion of x, with its last digit decremented and nines
- * behind it. */
+/* Writes a number just below x > 0 as text: the exact decimal expansion of x with its last digit decremented, and then
+ * nines. */
 static void text_below(double x, char *text, size_t size)
 {
     snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point, so all digits of x fit */

@@ -110,12 +110,12 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    /* the tensors' order in the header may differ from that of their data */
+    /* the order of the tensors in the header may differ from the order of their data */
     check_same(FORWARD, "{" V "," Q "," K "}", "");
     /* the header may be padded with spaces, as the package `safetensors` does */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
-    /* a dtype may be written with any of its names */
+    /* each of a dtype's names is accepted */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",

@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* Returns the operation of this name, or PROTO_OP_COUNT if `place` does not name an operation. */
+/* Returns the operation that `place` names; PROTO_OP_COUNT: `place` names no operation. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;

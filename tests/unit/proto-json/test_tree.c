@@ -124,7 +124,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* numbers in these bodies are written as cJSON writes them */
+/* numbers in the bodies below are written as cJSON writes numbers */
 static const char *const bodies[] = {
     "{}",
     "[]",

@@ -139,7 +139,7 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    /* fills new memory with bytes that are not 0, as if another program had used it before */
+    /* fills the new memory with bytes other than 0, like memory that another program has used */
     memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
@@ -281,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this step, so the positions that it appends do not count */
+    /* the device fails in this step, so the positions that the step appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -325,8 +325,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks its caches up once, in caches_look(). caches_begin() looks them up again only if some cache was deleted
- * after caches_look(). */
+/* A step looks up its caches once, in caches_look(). If a cache was deleted after caches_look(), caches_begin() must
+ * look up the caches again. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -336,7 +336,7 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* a step looks up two caches, and then a cache that it does not use is deleted */
+    /* a step looks up two caches, and then another cache is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
@@ -382,8 +382,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise one long cache and many
- * forks, which share its pages, could use up the host's memory. */
+/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise many forks of one long
+ * cache, which share its pages, could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -462,7 +462,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until nothing fits any more */
+    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until no position fits */
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -515,7 +515,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* this cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
+    /* the cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
@@ -650,7 +650,7 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* Expired caches do not count against a caller's share: they are removed before a caller is refused. */
+/* Expired caches do not count against a caller's share: the server removes them before it refuses a caller. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -714,8 +714,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* Starting a sequence (a named cache of KServe) replaces an older sequence of that name of the same caller, but not
-     * another caller's. */
+    /* Starting a sequence (a named cache of KServe) replaces the caller's older sequence of the same name. Another
+     * caller's sequence of that name stays. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -766,7 +766,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five of these names have equal hashes once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five of the names have equal hashes once in 10^16 runs */
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -1194,7 +1194,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other operations change its cache. */
+/* A step that is under way while other operations change its caches. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1232,7 +1232,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, whether or not a step is under way on it. */
+/* Does a random operation on a cache, even if a step uses the cache at the same time. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1277,7 +1277,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares that cache's blocks of page numbers, and has few page numbers of its
+/* A fork of the longest possible cache shares the cache's blocks of page numbers, and needs few page numbers of its
  * own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {

@@ -112,7 +112,7 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the server has not read this byte yet, so the client is not too slow */
+    /* the server has not read the byte yet, so the client does not count as too slow */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -139,7 +139,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. The server must
+/* If libmicrohttpd has no memory for a connection, it closes the socket without calling back. The server must
  * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
@@ -194,8 +194,8 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that the connection is
- * closed. The server must notice. */
+/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice the end of the
+ * connection. The server must notice it. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;

@@ -110,7 +110,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
-/* Returns the fixture with only those outputs that are sums over queries, or with all outputs but those. */
+/* Returns the fixture with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -272,8 +272,8 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* 500 random problems on 2, 3 and 4 devices: out, lse and dq have the bits of one device; gradients that are sums over
- * queries are right within rounding, and the same each time. */
+/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the bits of one device. Gradients that are sums
+ * over queries must be right within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -329,8 +329,8 @@ static void test_sums_are_rounded_as_elsewhere(void **state)
         fixture_make(&f, &spec);
         struct job *const job = job_with(&s, &f.p);
         reserve(&s, job);
-        /* sums of the first part: all upper halves of a float32, and lower halves at and near ties; of the second part:
-         * 0 */
+        /* the sums of the first part have all upper halves of a float32, with lower halves at and near ties; the sums
+         * of the second part are 0 */
         float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
         memset(first, 0, 4 * NUMBERS * sizeof *first);
         for (uint32_t n = 0; n < NUMBERS; n++) {
@@ -471,7 +471,7 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed or have no room get no part. 0 milliseconds for --split-above-ms mean that no problem is cut. */
+/* Devices that failed or have no room get no part. If --split-above-ms is 0, no problem is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));

@@ -30,7 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares a bench whose devices are not open yet. A test may change its configuration before open_devices(). */
+/* Prepares a bench whose devices are not open yet. A test may change the bench's configuration before
+ * open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -297,7 +298,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* a batch that came back no longer counts as load of its device */
+    /* a batch that came back no longer counts as load of the device that computed it */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -405,7 +406,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* the first batch has its scratch memory now */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* wait until the first batch has its scratch memory */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
@@ -554,8 +555,8 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that the device uses no more memory than after the same work without verification: nothing but the workspace
- * of each stream. */
+/* Checks that the device uses no more memory than after the same work without verification, which is the workspace of
+ * each stream. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -639,7 +640,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the batch `beside` comes back first, because no batch waits until another one is verified */
+    /* the batch `beside` comes back first, because no batch waits until another batch is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -747,7 +748,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* time in which the second batch of `busy` would end if it were not held back */
+    /* sleeps for the time that the second batch of `busy` would take if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -789,7 +790,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* time in which the third batch would end if it were not held back */
+    /* sleeps for the time that the third batch would take if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -828,8 +829,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
-/* A job of a hundred thousand rows would keep one core busy for minutes. It is cancelled, and the next batch must not
- * wait for it. */
+/* A job of a hundred thousand rows would keep one core busy for minutes. When the job is cancelled, the next batch must
+ * not wait for it. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -842,7 +843,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join its batch */
+    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join the long job's batch */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     /* the long job is cancelled, and the next batch must not wait until its threads are free */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -860,7 +861,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of this flow (one caller's work), whose job has `rows` rows. */
+/* Gives the device a batch of the flow (one caller's work) `flow`, whose job has `rows` rows. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -1010,7 +1011,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* a device has as many inline slots (for HTTP threads that compute) as there are HTTP threads */
+    /* with two HTTP threads, a device has two inline slots (places for HTTP threads that compute) */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1270,8 +1271,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* if several parts of a cut job fail, the error is that of the first failed part in the list, although its
-         * device came back last */
+        /* if several parts of a cut job fail, the error is that of the first failed part in the list, even if another
+         * part failed earlier */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

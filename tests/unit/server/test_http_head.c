@@ -15,7 +15,7 @@
  * value. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
-    static char text[512]; /* http_head keeps pointers into this text */
+    static char text[512]; /* static, because http_head keeps pointers into the text */
     strcpy(text, head);
     http_head_begin(f, version);
     for (char *at = text, *next; at && *at; at = next) {
@@ -176,7 +176,8 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        int json; /* json: 1 if application/json is preferred to application/x-b, 0 if both are equal, -1 otherwise */
+        /* json: 1 if application/json is preferred to application/x-b, 0 if the two are equal, -1 otherwise */
+        int json;
         bool none;
     } cases[] = {
         { NULL, 0, false },

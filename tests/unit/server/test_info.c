@@ -485,7 +485,8 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Checks enums: code generators make a constant in capitals of each value, so these constants must differ. */
+/* Checks the enums of the document. Code generators make a constant in capitals of each value, so the values must
+ * differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;

@@ -298,7 +298,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* this log's writer thread never returns, so a child process uses the log */
+    pid_t child = fork(); /* the log's writer thread never returns here, so a child process uses the log */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -310,7 +310,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the log was closed must not block either */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the end of the log must not block */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;

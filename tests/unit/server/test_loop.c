@@ -25,7 +25,7 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the scene from the address of this member */
+    struct server server; /* on_resume() finds the scene by the address of its member `server` */
     struct gate gate;
     /* work that occupies the only thread of libuv's pool until the test deletes the file of the gate `pool` */
     uv_work_t blocker;
@@ -174,7 +174,7 @@ static int end(struct scene *s, bool tell)
 /* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
  * test */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
+static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before a call fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -562,7 +562,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the device's verification of the first request, but other requests do not wait for it */
+    /* a gate holds the device's verification of the first request, and other requests must not wait for the end of the
+     * verification */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
@@ -646,7 +647,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region of shared memory, "r" of 8 MiB. Returns a descriptor of its object. */
+/* Registers a region "r" of shared memory, with 8 MiB. Returns a descriptor of the region's object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -767,8 +768,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
- * three lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. q, k and
+ * v lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -846,8 +847,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has
- * more names and shapes than an HTTP thread checks itself. */
+/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has too
+ * many names and shapes to be checked by an HTTP thread. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -944,7 +945,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* this request comes on a connection that was opened before the drain */
+    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
     assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
@@ -978,7 +979,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* the server ends although the device still has four batches, because no client waits for them */
+    /* no client waits for the four batches on the device, so the server ends before they do */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1221,7 +1222,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* if all rows are to be verified, each device verifies the rows of its own heads */
+    /* if all rows are to be verified, each device verifies the rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);

@@ -28,7 +28,7 @@ static char *page(void)
     return text;
 }
 
-/* Returns whether the page contains exactly this line. */
+/* Returns whether the page contains exactly the line `line`. */
 static bool has_line(const char *text, const char *line)
 {
     const size_t length = strlen(line);

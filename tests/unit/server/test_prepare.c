@@ -38,7 +38,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job is refused with this status, and with this message unless it is NULL. */
+/* Checks that a job is refused with `status`, and with the message `text` unless that is NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -352,7 +352,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 /* ---- Verifying --------------------------------------------------------------------------------------------------- */
 
 /* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
- * verify 2048 of them. Nothing reads the tensors. */
+ * verify 2048 rows. Nothing reads the tensors. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -524,8 +524,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one context is
- * used, one belongs to a problem that is refused, and one was taken by an earlier backward. */
+/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one problem uses
+ * its context, one is refused, and the context of one was taken by an earlier backward. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -577,8 +577,8 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, its answer is an error, and its contexts (saved forwards) are
- * deleted. */
+/* If a problem ran but could not be verified afterwards, the client gets an error, and the problem's contexts (saved
+ * forwards) are deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -650,7 +650,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* gives back the job's memory, because nothing reads its tensors any more */
+    job_release_memory(job); /* frees the job's memory, because nothing reads the job's tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

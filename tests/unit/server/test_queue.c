@@ -108,7 +108,7 @@ static void test_slots_hold_among_threads(void **state)
 }
 
 /* Tests which jobs leave the queue together. In `waiting` each letter is a job, in order of arrival. Jobs with equal
- * letters are of one kind; a '-' never leaves with other jobs. */
+ * letters are of one kind; a '-' is a job that always leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
@@ -181,7 +181,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join this job, so it leaves at once */
+    /* no queued job could join the job, so the job leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
@@ -268,7 +268,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs, or '-' if none
+/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs; '-': no job
  * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {

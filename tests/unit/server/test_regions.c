@@ -477,7 +477,8 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is copied first, so lse may be written over it */
+        /* the server copies q in system memory before the job runs, so lse may be written to the memory of q */
+        { "s", "a", "s", 0, 0, 1, NULL },
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
         { "a", "a", "a", 66, 128, 1,

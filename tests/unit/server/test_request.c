@@ -16,7 +16,7 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Which state of a request may follow which: rows are the state before, and columns the state after. */
+/* Which state of a request may follow which. Rows are the state before, columns the state after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;

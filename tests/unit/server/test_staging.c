@@ -19,7 +19,7 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* A leased block (extent) has the wanted size and wastes an eighth at most. Only a block of few pages may waste more,
+/* A leased block (extent) has the wanted size and wastes an eighth at most. A block of few pages may waste more,
  * because its size is rounded to whole pages. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
@@ -69,7 +69,8 @@ static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_ba
     staging_free(staging);
 }
 
-/* Returns the resident bytes of this process, which include shared libraries; these do not change during a test. */
+/* Returns the resident bytes of this process. They include shared libraries, whose bytes do not change during a
+ * test. */
 static size_t resident_bytes(void)
 {
     char line[256];
@@ -258,7 +259,7 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
     c.fail = false;
     assert_int_equal(staging_lease(staging, NULL, MIB / 4, &e, &err), ATTN_OK);
     memset(e->memory, 5, MIB / 4);
-    /* this source has no function to grow a block, so the block is copied */
+    /* the source of memory in this test has no function to grow a block, so the pool copies the block */
     assert_int_equal(staging_grow(staging, &e, MIB / 4, MIB / 2, &err), ATTN_OK);
     assert_int_equal(((char *)e->memory)[MIB / 4 - 1], 5);
     staging_release(staging, e);
@@ -304,7 +305,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* leases of memory before a body arrives have reached their limit; an ordinary lease still succeeds */
+    /* no more memory can be leased before its bytes arrive, because such leases have a limit; an ordinary lease still
+     * succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
@@ -315,7 +317,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* the pool kept a released block, and leases it again */
+    /* the pool has kept a released block, and leases this block again */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);

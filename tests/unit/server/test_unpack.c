@@ -31,8 +31,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out, and checks
- * its bytes if `want` is given. */
+/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out. If `want` is
+ * given, checks that the result equals it. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -53,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every call after the failed one must give the same error */
+    if (status != ATTN_OK) { /* after a failed call every further call must give the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };

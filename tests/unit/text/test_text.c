@@ -49,7 +49,7 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* this text is one character too long for the buffer */
+    text_put_string(&t, "12345"); /* the text is one character too long for the buffer */
     text_put_char(&t, 'd');       /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);

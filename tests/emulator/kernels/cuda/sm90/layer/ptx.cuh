@@ -214,7 +214,7 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    /* until the wait the registers hold NaN, so that reading them too early shows in the result */
+    /* until the wait the registers hold NaN, so that code which reads them too early gives NaN */
     for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
