@@ -116,8 +116,8 @@ bool base64_use(const char *name)
  * decoded to 192 MiB of memory at 15.9 GB/s of text; ordinary stores reached 9.5 GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character of the text. False: the character cannot stand here, and nothing has changed. If the character
- * completes a group, *out moves behind the group's three bytes. */
+/* Takes one character of the text. False: the character cannot stand here, and *d and *out are unchanged. If the
+ * character completes a group, *out moves behind the group's three bytes. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* after padding, only the second '=' of two may follow */

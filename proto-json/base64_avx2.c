@@ -26,8 +26,8 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 /* the table is given twice, because a shuffle looks up within each half (16 bytes) of the vector */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
-/* Returns the sextets (6-bit values) of 32 characters. *foreign becomes nonzero in each byte whose character is outside
- * the alphabet, and 0 in all other bytes. */
+/* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
+ * the alphabet, and 0 otherwise. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };

@@ -43,7 +43,7 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes a member whose value is the text `before` followed by the text `value`. Each of the two takes at most `room`
+/* Writes a member whose value is the text `before` followed by the text `value`. Each text takes at most `room`
  * bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {

@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a reader makes of a body of its format; parse.c turns it into problems. */
+/* What a reader makes of a body of its format. parse.c turns this into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;

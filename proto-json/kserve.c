@@ -276,7 +276,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before its characters are escaped */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before escapes make it longer */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* kserve_internal.h: what the two files of the format proto_kserve share. kserve.c takes the bytes of a body and writes
- * answers. kserve_json.c reads the body's JSON. format.h has the part that other files see. */
+ * answers. kserve_json.c reads the body's JSON. format.h has what the rest of the program sees of the format. */
 #ifndef KSERVE_INTERNAL_H
 #define KSERVE_INTERNAL_H
 
@@ -66,7 +66,8 @@ struct kserve_reader {
     uint64_t binary; /* outputs whose bytes follow the answer's JSON, as bits of attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
-    int gradients; /* for a merge: one more than the index of the last part whose gradient is named as an output */
+    /* for a merge: one more than the index of the last part whose gradient the request names as an output */
+    int gradients;
 };
 
 /* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
@@ -78,7 +79,7 @@ attn_status kserve_end_json(struct kserve_reader *r);
 /* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
-/* Returns the row of proto_options[] for the option with this name, or NULL if there is none. */
+/* Returns the row of proto_options[] for the option `name`; NULL: there is no such option. */
 const proto_option *kserve_option_named(const char *name);
 
 #endif

@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that the parameters of a tensor's place in shared memory are complete. `said`: the client gave at least one of
- * them. */
+/* Checks that all parameters of a tensor's place in shared memory are given. `said`: the client gave one of them or
+ * more. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -548,7 +548,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* only gradients of parts were named, so the list of other outputs is left out */
+    /* the request named only gradients of parts, so the list of other outputs is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
@@ -636,7 +636,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter whose name Triton reserves. *known becomes false for any other name. */
+/* Reads a parameter whose name Triton reserves. If the name is another one, *known becomes false. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -748,7 +748,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The JSON ---------------------------------------------------------------------------------------------------- */
 
-/* The members of a KServe request. The model is not among them, because the URL names it. */
+/* The members of a KServe request. The model is not a member, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -762,8 +762,8 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* Makes the error for a member that has no place at the top of a request. For a tensor or an option the message says
- * where it belongs. */
+/* Makes the error for a member that has no place at the top of a request. If the member is a tensor or an option, the
+ * message says where the tensor or option belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",

@@ -267,7 +267,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
+    /* The comparisons give 0 or 1, and c is increased without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
     /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. In a normal number the highest bit of c adds
      * one to the exponent. In a subnormal number it does so only if rounding up has set the bit. */
@@ -275,8 +275,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy(), because the memory may hold the doubles
- * that numbers_convert() reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because the memory may still hold the
+ * doubles that numbers_convert() reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -306,7 +306,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of its kind of dtype. It returns NULL, or what is wrong with the number. */
+/* Each put_ function writes one element of its kind of dtype. It returns NULL, or text that says what is wrong with the
+ * number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -471,7 +472,7 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* no dtype has larger numbers than float32, so a number beyond float32 fits none */
+    /* no dtype has larger numbers than float32, so a number beyond float32 fits no dtype */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -491,7 +492,8 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* the states from MINUS to EXPONENT are inside a number; each is named after the character read last */
+    /* the states from MINUS to EXPONENT are inside a number; each is named after the character that was read last */
+    EXPONENT,
     NUMBER_STATES,
     START = NUMBER_STATES, /* state before the outermost '[' */
     FIRST,                 /* state behind '[': a value or ']' must follow */
@@ -568,7 +570,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* -1: the number of elements at this depth is unknown until an array of that depth is closed */
+    /* -1: the number of elements at the depth is unknown until an array of that depth is closed */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -666,7 +668,7 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    /* base: offset of text[0] in the whole text; elements: number of elements before this call */
+    /* base: offset of text[0] in the whole text; elements: number of elements before the call */
     const uint64_t base, elements;
     void *const out;
     const size_t room;
@@ -998,8 +1000,8 @@ static size_t put_text(char *text, const char *from)
     return count;
 }
 
-/* Returns the digits of n < 10^8 as eight bytes, the first in the lowest byte. n is split in fours, twos and ones, all
- * lanes at once. */
+/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. n is split into two numbers of
+ * four digits, four of two digits, and eight digits. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
@@ -1063,7 +1065,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
+        if (point >= count) return (size_t)point; /* an integer such as 123000, whose zeros are already written */
         t[point] = '.';
         /* a number with digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
@@ -1087,7 +1089,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer, and the next values of the dtype differ by at most 1: no shorter text exists */
+    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text exists */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

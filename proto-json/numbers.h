@@ -60,7 +60,7 @@ typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
-    /* static text that says what is wrong, to stand behind words such as "at offset 17: "; NULL: no error */
+    /* static text that says what is wrong, and can follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
     int rank;        /* number of axes; valid after NUMBERS_DONE */
@@ -73,10 +73,11 @@ typedef struct numbers_reader {
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
-    /* true: some element was not an integer literal; fraction_element is the index of the first such element */
+    /* true: some element was not an integer literal; fraction_element is the index of the first element of this kind */
     bool fractional;
     uint64_t fraction_element;
-    bool truths; /* true: some element was true or false; truth_element is the index of the first such element */
+    /* true: some element was true or false; truth_element is the index of the first element of this kind */
+    bool truths;
     uint64_t truth_element;
     /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:
      * `held` characters are in `text`. */
@@ -86,8 +87,9 @@ typedef struct numbers_reader {
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` of them. `count` characters finish at most count / 2 + 1
- * elements. *taken: characters used up (all of them unless FULL, DONE or BAD). *written: elements appended. */
+/* Appends elements to `out`, which has room for `room` elements. `count` characters finish at most count / 2 + 1
+ * elements. *taken: number of characters used up (`count`, unless the result is FULL, DONE or BAD). *written: number of
+ * elements appended. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 

@@ -67,7 +67,7 @@ typedef struct proto_operation {
     uint64_t gives;   /* outputs that the member `outputs` may name */
     /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
-    uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
+    uint64_t usual; /* default outputs, of a problem without the member `outputs` */
     /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
      * That member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;
@@ -77,7 +77,7 @@ typedef struct proto_operation {
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members; /* the required members in words, such as "q and caches", for a message */
+    const char *members; /* the required members in words for a message, such as "q and caches" */
     /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */

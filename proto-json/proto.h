@@ -79,7 +79,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of the elements after they are decoded */
-    size_t bytes;     /* bytes of an element as it is sent, before base64 */
+    size_t bytes;     /* bytes of an element in a body, before base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
@@ -113,7 +113,7 @@ typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
     int depth;         /* limit on the nesting of arrays and objects */
     int members;       /* largest number of members of one object */
-    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each of them costs cJSON a node. */
+    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each value costs cJSON a node. */
     int values;
     int batch;            /* largest number of problems in an envelope {"requests": [...]} */
     int64_t tensor_bytes; /* largest size in bytes of all tensors of one body, after decoding */
@@ -182,7 +182,8 @@ attn_tensor_id proto_tensor_id(int number);
 /* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    bool named;    /* true: the body names the tensors one by one, parts.0.out, ...; false: it has a list `parts` */
+    /* true: the body names the tensors one by one, as parts.0.out and so on; false: the body has a list `parts` */
+    bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
     /* first out and lse of each of the `count` parts, then their gradients; lse is a natural logarithm, and -inf in a
      * part without keys */
@@ -195,7 +196,7 @@ typedef struct proto_item {
     attn_problem problem;
     attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
-    /* true: the body gave problem.seed. If it did not, the caller draws a seed for a forward with dropout */
+    /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
     bool has_layout;  /* true: the body gave the member `layout` */
     unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
@@ -214,8 +215,8 @@ typedef struct proto_item {
     unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
     /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
-    proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
+    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: that of a row of Q and K */
+    proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: there are none */
     /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
      * keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
@@ -275,7 +276,8 @@ typedef struct proto_option {
     /* true: the option may be given with `context` (a saved forward), from which all other options come */
     bool with_context;
     size_t offset; /* offset of the option's value in proto_item */
-    size_t given;  /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
+    /* offset of the bool in proto_item that becomes true if the option is given; 0: the option has no such bool */
+    size_t given;
     int64_t minimum, maximum;
     /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
      * form of the pair */
@@ -326,7 +328,7 @@ typedef struct proto_sequence {
 
 /* KServe: the position of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the body does not have it */
+    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the tensor is not in the body */
     bool binary; /* true: the bytes of the tensor are behind the JSON */
     bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
@@ -352,8 +354,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Turns err->member of an error that was found after proto_parser_finish() into a JSON pointer into the body as it was
- * sent. Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
+/* Call this for an error that was found after proto_parser_finish(). Turns err->member, a JSON pointer into a problem
+ * as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -378,7 +380,8 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * of all tensors of the answer, also of the gradients of a merge's parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns an upper bound on tensor numbers: for this number and all larger ones proto_item_result() is NULL. */
+/* Returns an upper bound on tensor numbers: proto_item_result() is NULL for the returned number and for all larger
+ * numbers. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
@@ -501,7 +504,7 @@ typedef struct proto_verification { /* the result of `verify`: outputs compared 
 typedef struct proto_result {
     char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
-    char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that this problem made; empty: none */
+    char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that the problem made; empty: none */
     /* After a decode or an append: the new lengths of the cache_count caches. NULL: the operation has no caches. */
     const int32_t *lengths;
     int length_count;

@@ -56,7 +56,7 @@ struct reader {
 
     /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
-    scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
+    scan_extract *extracts; /* the tensors' values; the member `bytes` of each counts its bytes that have arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };

@@ -37,12 +37,12 @@ enum state {
     FIRST_NAME,    /* after '{': a member's name or '}' */
     NAME,          /* after ',' in an object: a member's name */
     COLON,
-    AFTER, /* a value is complete: ',' or the end of its object or array must follow */
+    AFTER, /* a value is complete: ',' or the end of the object or array around it must follow */
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
-    LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
-    LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
+    LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
+    LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
     MINUS,     /* The states inside a number begin here. Each is named after the character that was read last. */
     ZERO,
     DIGITS,

@@ -29,13 +29,13 @@ typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
 #define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
-/* Why a value could not be decoded. Its scan_extract has `reason` and the details. */
+/* Why a value could not be decoded. The value's scan_extract has `reason` and the details. */
 typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
-    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype, which the body gave behind the array */
+    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype; the body gave the dtype behind the array */
 } scan_fault;
 
 /* A tensor value that was extracted from the body. */
@@ -92,8 +92,8 @@ struct scan_room {
     size_t have; /* number of bytes that grow() (of proto_memory) has provided */
 };
 
-/* Returns the struct that describes the memory of extracted values, which the scanner owns. After scan_finish() more
- * bytes may be put into that memory. */
+/* Returns the scanner's struct that describes the memory of extracted values. After scan_finish() the caller may put
+ * more bytes into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may

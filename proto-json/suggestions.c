@@ -12,8 +12,8 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Places (operations) that occur together in rows of hints. A hint must not name a member that one of its places does
- * not take. */
+/* Places (operations) that occur together in rows of hints. A hint may name a member only if all its places take the
+ * member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -558,8 +558,8 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes what
-     * follows NumPy's sign for the order of bytes. */
+    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes "f4",
+     * without NumPy's sign for the order of bytes. */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;

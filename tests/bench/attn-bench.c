@@ -180,7 +180,7 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* Makes an int32 tensor with these values, on the host and on the device. */
+/* Makes an int32 tensor with the values `values`, on the host and on the device. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -531,7 +531,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (o->truth) continue; /* attn_truth_some() writes its own results and none of the problem's tensors */
+        if (o->truth) continue; /* attn_truth_some() writes results of its own, and no tensor of the problem */
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -739,7 +739,7 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    /* the first size fits into a core's cache, the second does not */
+    /* the first size fits into a core's cache, and the second size does not */
     const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
@@ -1038,7 +1038,8 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* the number that may follow --bias can be negative, although it then looks like an option */
+        /* the number that may follow --bias can be negative, and is not an option although it begins with '-' */
+        case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
@@ -1129,7 +1130,8 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    { /* each row is printed with the command that repeats it; in JSON mode the command goes to stderr */
+    /* each row is printed with the command that measures the same row again; in JSON mode the command goes to stderr */
+    {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);
         for (int n = 0; n < argc; n++) fprintf(to, " %s", argv[n]);

@@ -47,8 +47,8 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
     double scale, softcap, dropout; /* scale of 0 means the default */
-    /* the bias that hides a pair of query and key: pairs above the causal diagonal, and pairs with one of the first
-     * `padded` queries or keys; 0: no bias */
+    /* the bias of a hidden pair of query and key; hidden are pairs above the causal diagonal, and pairs with one of the
+     * first `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
     /* v_size: factor by which v is multiplied; lse: the value of every lse; 0: v, or lse, stays as it is */
@@ -306,7 +306,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses there. */
+/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses on the device. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;

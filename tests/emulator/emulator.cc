@@ -63,7 +63,7 @@ struct static_place {
     char *memory;
 };
 
-/* One of the RESIDENT slots for blocks that run at the same time. */
+/* One of the RESIDENT slots. A slot has one block, and the blocks of all slots run at the same time. */
 struct block {
     bool running;
     int64_t number;
@@ -73,8 +73,8 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    /* what each thread passes to a collective (an instruction that all execute together) of its warp, its warpgroup or
-     * its block */
+    /* what each thread passes to a collective (an instruction that all threads execute together) of its warp, its
+     * warpgroup and its thread block */
     void *brought[3][THREADS];
     char *stacks[THREADS];
     copies queues[THREADS];
@@ -104,7 +104,7 @@ struct {
     /* a warp executes at most 2^longest collectives (instructions of a whole warp) before another warp may run */
     int longest;
     unsigned lateness; /* how many of 4 asynchronous copies happen only at the last possible moment */
-    bool starves;      /* true in launches that starve warps: they run only when no other warp can */
+    bool starves;      /* true in launches that starve warps (a starved warp runs only when no other warp can) */
 } now;
 
 block *resident[RESIDENT];
@@ -260,7 +260,7 @@ static void mark_ready(fiber *f)
     f->waits_on = nullptr;
 }
 
-/* Returns the lanes of the warp that are starved now: they run only when no other lane can. */
+/* Returns the lanes of the warp that are starved now (that run only when no other lane can). */
 static uint32_t asleep(const warp_state *w)
 {
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
@@ -335,7 +335,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* If only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight. */
+        /* if only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -745,7 +745,7 @@ void cp_async_wait(int newest)
 
 /* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
 
-/* The first function on a fiber's stack. It never returns: it ends with a switch to another fiber. */
+/* The first function on a fiber's stack. It never returns, but ends by switching to another fiber. */
 static void fiber_main()
 {
     now.body(now.context);
@@ -833,7 +833,7 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        self = b->fibers; /* any fiber of the block identifies the block to the functions called below */
+        self = b->fibers; /* any fiber of the block serves to tell the functions called below which block it is */
         b->work->block_ends();
         self = nullptr;
     }
@@ -841,7 +841,7 @@ static void end(block *b)
     b->running = false;
 }
 
-/* Runs all blocks of a launch, up to RESIDENT of them interleaved. */
+/* Runs all blocks of a launch. Up to RESIDENT blocks are interleaved. */
 static void run_blocks(const void *kernel)
 {
     if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||

@@ -70,7 +70,7 @@ struct warp_state : team {
 struct fiber {
     void *stack_pointer; /* the fiber's saved stack pointer, valid only while the fiber does not run */
     uint3 index;         /* threadIdx */
-    int thread;          /* the thread's linear index in its block */
+    int thread;          /* the thread's linear index in its thread block */
     bool ended;
     struct block *block;
     warp_state *warp;
@@ -100,7 +100,7 @@ uint3 block_index();
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* true: failures are not printed, as in can_fail.cu, which provokes them */
+extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
 
 /* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
 uint64_t random();

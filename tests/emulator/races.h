@@ -51,7 +51,7 @@ void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 void watch_arrive(race_watch &w, int warp, clocks *arrived);
 void watch_everything(race_watch &w, int warp);
 /* Records an access by `thread` of `bytes` bytes at offset `at` of shared memory. Returns the thread with which the
- * access has a race, or -1 if it has none. */
+ * access has a race; -1: there is no race. */
 int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store);
 
 } // namespace emu

@@ -109,8 +109,8 @@ struct copy {
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
-/* The 64 x N sums of a warpgroup's products in flight. A thread takes part from its first product to the wait that
- * covers its last product. */
+/* The 64 x N sums of a warpgroup's products in flight. A thread takes part from its first product to the wait for its
+ * last product. */
 struct accumulator {
     int N, users;
     int64_t last_group;
@@ -838,7 +838,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes the log entries that no thread needs any more. */
+/* Removes the log entries that no thread will need. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -1070,8 +1070,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
         return wrong;
     if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides))
         return wrong;
-    /* The driver accepts other kinds of interleaving, swizzling and filling too, but the emulator does not model
-     * them. */
+    /* the driver also accepts other kinds of interleaving, swizzling and filling, which the emulator does not model */
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (unsigned)swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return wrong;
     if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
         return wrong;

@@ -1040,7 +1040,7 @@ UNWATCHED static double score_size(const struct fixture *f)
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    /* a capped score is below the softcap; 8 times as much allows for the errors of computing the cap */
+    /* a capped score is below the softcap; the factor 8 allows for errors in computing the cap */
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
@@ -1226,8 +1226,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* computes the truth (float64 results) in the way in which `want` was not computed: a backward that is given
-     * rounded out and lse, or one that computes them */
+    /* computes the truth (float64 results) in the way in which `want` was not computed: by a backward that is given
+     * rounded out and lse, or by a backward that computes them */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

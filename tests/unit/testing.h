@@ -59,7 +59,7 @@ enum { SPEC_SEQUENCES = 12 };
 /* How the bounds of a FlashMask (mask_startend_rows) are made. */
 enum mask_kind {
     MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
-    MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
+    MASK_DOCUMENT, /* documents of random length; each query sees only keys of its own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
     MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, while one alone does not */
@@ -155,7 +155,7 @@ int64_t tensor_offset(const attn_tensor *t, int64_t n);
 /* Returns element n in C order, of any dtype. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
-/* Adds a tensor of this shape. Its memory is filled with the guard pattern, which is NaN. */
+/* Adds a tensor of this shape. Fills the tensor's memory with the guard pattern, which is NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
 /* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if

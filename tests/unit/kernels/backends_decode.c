@@ -435,8 +435,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may distribute
- * the work to thread blocks in different ways. */
+/* Latent attention must have the same bits in a large batch and alone, with pages and without, although a kernel may
+ * distribute the work differently among thread blocks. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
@@ -488,7 +488,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages; their other pages begin at any slot, so that pages overlap */
+        /* all rows share their first SHARED pages; the other pages of a row begin at any slot, so that pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));

@@ -179,11 +179,12 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* if only one part is not empty, the merged result equals that part */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
-        { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */
-        { INFINITY, 1, 0, 1, NAN, NAN },         /* an infinite lse gives inf / inf, which is NaN */
-        { -INFINITY, 1, INFINITY, 1, NAN, NAN }, /* an infinite lse is undefined even if the other part is empty */
-        { 0, 1, -200, NAN, 0, NAN },             /* a NaN in out counts, however small the weight of its part is */
+        { NAN, 1, 0, 1, NAN, NAN },      /* a NaN in the lse of part 0 */
+        { 0, 1, NAN, 1, NAN, NAN },      /* a NaN in the lse of part 1 */
+        { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
+        /* an infinite lse makes the result undefined even if the other part is empty */
+        { -INFINITY, 1, INFINITY, 1, NAN, NAN },
+        { 0, 1, -200, NAN, 0, NAN },  /* a NaN in out of a part counts, however small the weight of the part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
         { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
@@ -273,8 +274,8 @@ void test_merges_that_disagree_are_refused(void **state)
     scene_clear(&x);
 }
 
-/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
- * describe that out and dout are bhsd. */
+/* A merge (results over parts of the keys are joined) must give the same bits whether out and dout are bhsd by their
+ * strides or by the member `layout`. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -415,7 +416,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* Merging with a sink must have the same bits as merging with one more part, whose out is 0 and whose lse is the
+/* Merging with a sink must have the same bits as merging with a further part, whose out is 0 and whose lse is the
  * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {

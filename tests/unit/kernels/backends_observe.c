@@ -20,7 +20,7 @@ static int disagree(const struct spec *list, size_t count)
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* problems with this many scores take minutes on the emulator */
+        /* problems with more scores than this take minutes on the emulator */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
@@ -178,7 +178,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* If two probabilities are equal, the key with the lower number must come first. */
+    /* of two keys with equal probabilities, the key with the lower number must come first */
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16 };
     for (size_t at = 0; at < ARRAY_SIZE(dtypes); at++) {
         struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));

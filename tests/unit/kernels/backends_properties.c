@@ -651,7 +651,7 @@ void test_offsets_past_two_billion_elements(void **state)
 }
 
 /* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
- * in one block of device memory. Returns false if the device does not have that much memory. */
+ * in one block of device memory. Returns false if the device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
     /* distance in elements between the starts of two tensors, whose rows alternate in memory */

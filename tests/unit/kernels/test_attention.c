@@ -450,7 +450,7 @@ static void test_backends_are_found_by_name(void **state)
 }
 
 /* The backend "paper" computes only what the paper of FlashAttention-2 describes. For any other problem its error must
- * name the first option that it lacks. */
+ * name the first unsupported option. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

@@ -412,7 +412,8 @@ static void test_times_between_streams(void **state)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* An object of device memory that "another process" lends: its handle, and the address at which the test sees it. */
+/* An object of device memory that "another process" lends: its handle, and the address at which the test sees the
+ * memory. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];

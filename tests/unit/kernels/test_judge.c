@@ -90,7 +90,8 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes the gradients of bias, sinks and slopes: no device computes their truth (float64 results). */
+/* Removes the gradients of bias, sinks and slopes, because no device computes float64 results (the truth) of these
+ * gradients. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };

@@ -65,7 +65,7 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that is given an lse. Its keys may be in pages, and in
+/* Returns a random observe (a request for attention weights) that is given an lse. The keys may be in pages, and may be
  * float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {

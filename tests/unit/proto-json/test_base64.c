@@ -61,7 +61,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that no valid base64 could have there. */
+/* Returns the offset of the first character that cannot stand at its place in any valid base64. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -175,7 +175,7 @@ static void test_every_length_comes_back_through_every_split(void **state)
         memset(text - 64, 0x55, chars + 64);
         base64_encode(source, bytes, text);
         assert_memory_equal(text, want, chars);
-        /* the bytes before the text must be unchanged, too */
+        /* the bytes before the text must be unchanged */
         for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55);
         for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
     }

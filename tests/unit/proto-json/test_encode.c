@@ -1,4 +1,4 @@
-/* test_encode.c: answers are compared byte by byte, and are the same in whatever block sizes they are read. */
+/* test_encode.c: answers are compared byte by byte, and must be the same in whatever block sizes they are read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -137,7 +137,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays this tensor without elements would be 2^40 brackets, so it is written flat */
+    /* as nested arrays the tensor, which has no elements, would be 2^40 brackets, so it is written flat */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -283,7 +283,7 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* What an encoder wrote, a parser reads back to the bit: in both encodings, for every float16. */
+/* A parser must read back what an encoder wrote, to the bit: in both encodings, for every float16. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };

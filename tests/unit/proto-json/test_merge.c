@@ -105,7 +105,7 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* A request names the parts of a merge (results over parts of the keys) in one of two ways, which must give the same
+/* A request can name the parts of a merge (results over parts of the keys) in two ways. The two must give the same
  * merge, however the body is split. */
 static void test_parts_have_two_spellings(void **state)
 {

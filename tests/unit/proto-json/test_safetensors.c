@@ -178,7 +178,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Checks that a member is read under each of its names: a value that no member may have must be refused. */
+/* Checks that the parser reads a member under each of its names: a value that no member may have must be refused. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };

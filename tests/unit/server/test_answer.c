@@ -25,7 +25,7 @@ static struct {
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of a body that is not streamed; NULL: it is streamed */
+    const void *buffer; /* the memory of a body that is not streamed; NULL: the body is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
@@ -365,8 +365,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* an answer that must be measured before it is sent gets its encoder from the server's loop; here the test makes
-     * the encoder */
+    /* an answer that must be measured before it is sent gets its encoder from the server's loop; in this test no loop
+     * runs, so the test makes the encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);

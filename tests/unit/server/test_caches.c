@@ -314,7 +314,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
-    /* the cache's last page is its own, so it is not copied */
+    /* no other cache shares the cache's last page, so the page is not copied */
     assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK);
     assert_holds(rig, &a, want, 200);
     assert_holds(rig, &b, other, 200);
@@ -373,8 +373,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The earlier
-     * positions in the copy stay the same. */
+    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The copy has the
+     * earlier positions. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };
@@ -797,12 +797,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking a sequence (a named cache) up does not count as using it */
+    /* looking up a sequence (a named cache) does not count as using the sequence */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence (a named cache) of this name still exists beside the new one */
+    /* an expired sequence (a named cache) still exists beside the new sequence of the same name */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -841,7 +841,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a new cache, which no scan of the queue has reached, must not look as if scan 0 had reached it */
+    /* no scan of the queue has reached the new cache, so it must not look as if scan 0 had reached it */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -1010,7 +1010,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* there is room for one cache only, so the fork below first looks for expired caches to remove */
+        /* the server has room for one cache only, so the fork below first looks for expired caches to remove */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
@@ -1091,7 +1091,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A device driver that takes long to give memory: it waits until other threads have used the caches meanwhile. */
+/* A device driver that takes long to give memory, because it waits until other threads have used the caches. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1163,11 +1163,11 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
 {
     static char page;
     (void)context, (void)bytes, (void)err;
-    *memory = &page; /* the test copies nothing in this pool, so any address will do */
+    *memory = &page; /* the test copies nothing to or from this pool, so any address will do */
     return ATTN_OK;
 }
 
-/* Counts in how many caches each page occurs, and checks that the pool's own figures are the same. */
+/* Counts for each page how many caches have it, and checks that the pool's own figures are the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1210,7 +1210,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* nothing reads the tensors k and v, so they may point anywhere */
+    w->step.k = w->step.v = w->table; /* no code reads k and v in this test, so any address will do */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1222,8 +1222,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length of a cache. It is often near the end of a block of page numbers. In half of all cases it is a
- * multiple of the page size. */
+/* Returns a random length of a cache. The length is often near the end of a block of page numbers. In half of all cases
+ * the length is a multiple of the page size. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;

@@ -413,7 +413,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* A child process lowers the limit on open files, because a process cannot raise it again. */
+/* A process that has lowered its limit on open files cannot raise the limit again, so a child process lowers it. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;

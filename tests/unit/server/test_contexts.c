@@ -275,7 +275,7 @@ static void test_finishing_twice_does_nothing(void **state)
      * forward) */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    /* a second call for the same job changes nothing, even if it says that the client gets an answer */
+    /* a second call for the same job changes nothing, even with true (the client gets an answer) */
     contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);

@@ -75,7 +75,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the job's sums over queries, if its problem has any. */
+/* Reserves memory for the job's sums over queries, if the problem of the job has such sums. */
 static void reserve(struct site *s, struct job *job)
 {
     attn_error err = { 0 };
@@ -186,7 +186,7 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns into how many parts the problem was cut; 1 means that it was
+/* Runs the problem over all devices of the site. Returns the number of parts into which the problem was cut; 1: it was
  * not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
@@ -208,7 +208,7 @@ static int run_over(struct site *s, const struct fixture *whole, int *unused)
     return count;
 }
 
-/* 500 random problems on 2, 3 and 4 devices have the same bits as on one device. */
+/* 500 random problems must have the same bits on 2, 3 and 4 devices as on one device. */
 static void test_problems_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -375,7 +375,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of parts have the same bits, however many of the server's devices have room or are lost. */
+/* The sums of parts must have the same bits, however many of the server's devices have room or are lost. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -571,8 +571,8 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only: as many bytes are copied over all devices as to one device, with
- * one copy command per tensor and device. */
+/* Each device gets the tensors of its own heads only. As many bytes are copied to all devices together as to a single
+ * device, with one copy command per tensor and device. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);

@@ -173,7 +173,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* the third problem of this job was refused before the batch left, so no device computed it */
+    /* the third problem of the job was refused before the batch left, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -280,7 +280,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches now, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches, one on each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -522,7 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be at once */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be launched at once */
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
@@ -754,7 +754,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* now batches[2] runs, because no other flow (caller's work) is on the device any more */
+    /* batches[2] runs, because the batches of the other flow (caller's work) have left the device */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -1280,7 +1280,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* if the device of a part is lost, any other device can compute that part */
+        /* if the device of a part is lost, any other device can compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));

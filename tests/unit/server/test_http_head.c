@@ -87,7 +87,7 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* a value with white space behind it is copied; the copy and its NUL fill the room for copies exactly */
+    /* a value with white space behind it is copied; with its NUL, the copy fills the room for copies exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
     /* a value that ends in white space must be copied, and no room is left for the copy of "a " */

@@ -189,7 +189,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* without requests, the threads are no longer pinned to their cores */
+    /* without requests, the threads must not be pinned to cores */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);

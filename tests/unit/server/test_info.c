@@ -547,8 +547,7 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
 
-/* Checks that `value` has the form that `schema` describes. The function knows the keywords that the Info schema uses,
- * and fails on any other keyword. */
+/* Checks that `value` has the form that `schema` describes. Fails on any keyword that the schema Info does not use. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;

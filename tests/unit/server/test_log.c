@@ -271,7 +271,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, it would never return */
+    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, this test would not end */
 
     /* When the reader goes on, the log reports how many lines were lost, and the call that closes the log ends. */
     static char pipe_text[1 << 16];
@@ -424,7 +424,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* this line counts lines that were lost in an earlier test */
+            continue; /* the line counts lines that were lost in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

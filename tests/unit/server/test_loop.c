@@ -91,7 +91,8 @@ struct opening {
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test: *state is the test's struct opening (options of the scene), and becomes its struct scene. */
+/* The setup of every test. Before the call *state is the test's struct opening (options of the scene), and afterwards
+ * its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -236,7 +237,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives this request back, which means that it can be answered. */
+/* Waits until the loop gives `request` back, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -397,8 +398,8 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
-/* Four batches fill the device, and a fifth request waits for it. The deadline of the fifth request passes, and it is
- * answered with an error. */
+/* Four batches fill the device, and a fifth request waits for it. When the deadline of the fifth request passes, this
+ * request is answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -718,8 +719,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* A client that has its answer may reuse its memory. A request is therefore answered only after the last byte was
- * written to shared memory, even if its deadline has passed. */
+/* A client that has its answer may reuse its memory. So even after its deadline, a request is answered only when the
+ * last byte is written to shared memory. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;

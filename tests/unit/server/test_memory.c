@@ -11,7 +11,7 @@ enum { JOBS = 1024, REGION = 256 };
 struct scene {
     struct device device;
     struct slot slot;
-    /* memory of the jobs; their inputs, tables and outputs lie in separate blocks of it, called regions */
+    /* memory of the jobs; inputs, tables and outputs of a job lie in separate blocks of this memory, called regions */
     char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
@@ -47,8 +47,8 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The result of the fast
- * search must equal it. */
+/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The fast search must find
+ * the same address. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {

@@ -89,7 +89,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* the page has only one element with this tag */
+    assert_null(strstr(end + 1, open)); /* no other element of the page has this tag */
     free(page);
 }
 

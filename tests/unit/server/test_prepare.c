@@ -91,7 +91,7 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* this output is not wanted, so it has no memory and no shape */
+    assert_int_equal(items[1].problem.out.rank, 0); /* the output is not wanted, so it has no memory and no shape */
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
     assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
@@ -186,7 +186,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join the same batch */
+    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join one batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -508,7 +508,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* dout has another shape than out, so the problem is refused */
+    /* dout has not the shape of out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     /* The backward is refused after its context (saved forward) was looked up, because the device has too little
@@ -632,7 +632,7 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     prepare_look_closer(job, &b.info);
     /* even if all rows were slow, the problem would take a millisecond, so its scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
+    job->worst_seconds = 1e6; /* the scores are examined, because the problem would take long if it had slow rows */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");

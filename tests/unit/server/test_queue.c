@@ -121,7 +121,7 @@ static void test_batches(void **state)
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },   /* a later job joins an earlier one of its kind, and so overtakes other kinds */
+        { "abab", "aa bb", 8 }, /* a later job joins an earlier job of its kind, and so overtakes jobs of other kinds */
         { "baaab", "bb aaa", 8 }, /* the next batch has jobs of the oldest job's kind */
         { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
@@ -278,7 +278,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job, and lets it run alone for a second. */
+/* Takes the next job from the queue, and lets only this job run for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -386,7 +386,8 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            fair.jobs[i].priority = 2 - i; /* flow b's job is more urgent (priority 1) than flow a's (priority 2) */
+            /* the job of flow b is more urgent (priority 1) than that of flow a (priority 2) */
+            fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
         assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');

@@ -1,5 +1,5 @@
-/* test_regions.c: tests of regions of shared memory: which are accepted into the table, which caller sees a region, how
- * long it lives, and how objects that change at the same time are read and written in pieces. */
+/* test_regions.c: tests of regions of shared memory: which regions are accepted, which caller sees a region, and how
+ * long it lives. Other tests read and write objects in pieces while these objects change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -74,7 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request has a receiving slot first; when it gets a waiting slot, it gives up its receiving slot */
+    /* a request has a receiving slot first, and gives it up when it gets a waiting slot */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);

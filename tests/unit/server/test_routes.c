@@ -297,7 +297,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to the row with this literal path, not to that of /v1/caches/{id} */
+        /* the path belongs to the row with the literal path /v1/caches/mine, not to the row of /v1/caches/{id} */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
         /* the path belongs to the row of /v1/caches/{id}/append: "append" is not a parameter's value */
         { "GET", "/v1/caches/a/append", "POST", APPEND },
@@ -413,7 +413,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        /* a suggestion must be a path of the requested port, and the metrics port has none like this */
+        /* a suggestion must be a path of the requested port, and the metrics port has no similar path */
         { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },

@@ -48,8 +48,8 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts the bytes that are mapped, and unmaps all of them. It unmaps whole pages only, even on systems with
- * pages of 64 KiB. */
+/* The pool counts the bytes that are mapped, and unmaps all these bytes. It unmaps whole pages only, even on systems
+ * with pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -324,8 +324,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* When another token comes, each token's share becomes smaller. The pool still keeps a token's released memory for
- * reuse, and a lease that fits the new share must not be refused because of that memory. */
+/* When another token comes, each token's share becomes smaller. A lease that fits the new share must not be refused
+ * because of released memory that the pool keeps for the token. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;

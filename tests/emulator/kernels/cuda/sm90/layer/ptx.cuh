@@ -118,7 +118,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch ------------------------------------------------------------------------------- */
 
-/* This does nothing: the emulator starts a kernel only after the one before has ended. */
+/* does nothing: the emulator starts a kernel only after the previous kernel has ended */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
