@@ -25,7 +25,8 @@ enum {
     /* largest number of facts (values beside the tensors) of an answer: 8 of any answer, 8 of a check's report, and
      * PROTO_COUNTS of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* room for the longest value of a fact: the lengths of PROTO_MAX_CACHES caches, as text */
+    /* room for the longest value of a fact (a member beside the tensors): the lengths of PROTO_MAX_CACHES caches, as
+     * text */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

@@ -280,8 +280,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, bef
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer, such as times, as KServe parameters. A value that is not a string, number or bool becomes
- * a string of JSON. */
+/* Writes facts of an answer (members such as times) as KServe parameters. A value that is not a string, number or bool
+ * becomes a string of JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -317,8 +317,8 @@ static void put_report(struct text *t, const judge_result *report)
     text_free(&json);
 }
 
-/* Writes an output as bytes, as numbers, or by name only. An output in shared memory has no parameters, because
- * Triton's C++ client requires that. */
+/* Writes an output as bytes, as numbers, or by name only. An output in shared memory must have no parameters, for the
+ * sake of Triton's C++ client. */
 static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, bool binary, bool in_region)
 {
     char name[PROTO_NAME_BYTES];
@@ -366,7 +366,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        /* six times the room, because each character of the id may need an escape of six characters */
+        /* room for six times ID_BYTES characters, because each character of the id may need an escape of six
+         * characters */
         text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }

@@ -24,7 +24,7 @@ typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal; /* true: the model sets the option causal */
-    bool fixed;  /* true: q must have the dtype in the next member; false: any dtype */
+    bool fixed;  /* true: q must have the dtype `dtype`; false: any dtype */
     attn_dtype dtype;
 } proto_model;
 

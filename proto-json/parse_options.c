@@ -1,5 +1,5 @@
-/* parse_options.c: reads the members of a problem that are not tensors, its options; proto_options[] has a row for
- * each. See parse.c. */
+/* parse_options.c: reads the options, which are the members of a problem that are not tensors. proto_options[] has a
+ * row for each option. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>

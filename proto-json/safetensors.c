@@ -573,7 +573,7 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the facts of an answer, such as times, into __metadata__, as strings that contain JSON. A request has its
+/* Writes facts of an answer (members such as times) into __metadata__, as strings that contain JSON. A request has its
  * options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {

@@ -350,7 +350,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Takes the code point that an escape \uXXXX stands for. */
+/* Handles the code point of an escape \uXXXX: adds it to the base64 text or to the word that is being read. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;

@@ -51,7 +51,7 @@ typedef struct scan_extract {
     void *device;
     size_t bytes;
     int64_t elements; /* number of elements of an array */
-    int rank;         /* depth of an array's nesting, 1 for a flat one */
+    int rank;         /* depth of an array's nesting, 1 for a flat array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
@@ -79,7 +79,8 @@ attn_status scan_finish(scan *s, attn_error *err);
  * not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
 int scan_values(const scan *s); /* number of JSON values in the rest (the body without tensor values) */
-/* Returns the bytes that the rest and the list of extracted values occupy now. This may be called at any time. */
+/* Returns the bytes that the rest (the JSON without tensor values) and the list of extracted values occupy now. The
+ * call is allowed at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */

@@ -283,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* words for facts that the server reads from the shapes of the tensors */
+    /* words for sizes that the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "

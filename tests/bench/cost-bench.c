@@ -138,7 +138,7 @@ struct machine {
     bool by_processor; /* the measured time is processor time, not the device's clock */
 };
 
-/* Each tensor of a problem: on the host, and on the device. */
+/* Memory of one tensor of a problem, on the host and on the device. */
 struct block {
     void *host, *device;
     int64_t bytes;

@@ -54,11 +54,11 @@ struct block;
 struct team {
     fiber *first;
     /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that have
-     * arrived at the collective `name` */
+     * arrived at the common instruction `name` */
     int size, live, arrived;
     unsigned round;
     const char *name;
-    void **brought; /* the pointer that each thread passed to the collective */
+    void **brought; /* the pointer that each thread passed to the common instruction (collective) */
 };
 
 struct warp_state : team {
@@ -212,8 +212,8 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 /* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
  * at its first use. */
 struct agent {
-    /* Does some of the agent's work and returns true; false: there was none. The scheduler calls this now and then.
-     * `must`: no fiber can run. */
+    /* Does some of the agent's work (copies, products) and returns true; false: there was none. The scheduler calls
+     * this now and then. `must`: no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */

@@ -102,8 +102,8 @@ static bool same_number(const char *text, double value)
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the tree of the body with the tree of the rest, without recursion: two pointers walk in step, and the two
- * nodes always correspond. */
+/* Compares the tree of the body with the tree of the rest (the JSON without tensor values), without recursion: two
+ * pointers move together, and always point to nodes that correspond. */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {

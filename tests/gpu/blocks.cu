@@ -164,8 +164,7 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores new numbers at the tile's place in an unwritten tensor; only elements inside the tensor may
-         * change. */
+        /* TMA stores new numbers at the tile's place in a tensor; only elements inside the tensor may change */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);

@@ -195,7 +195,9 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    int what; /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
+    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
+     * free */
+    int what;
 };
 
 static double one_call(const struct call *c, attn_stream *stream, const attn_plan *plan, void *workspace, void *host,

@@ -304,7 +304,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
     }
 }
 
-/* Puts NaN and infinity into keys and values that no query sees, or a NaN into one that some queries see. */
+/* Puts NaN and infinity into keys and values that no query sees, or NaN into a key or value that some queries see. */
 UNWATCHED static void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;

@@ -120,7 +120,7 @@ struct spec {
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
-    int poison;         /* one key (1) or one value (2) that some queries see is NaN */
+    int poison;         /* NaN is: 1: a key that some queries see; 2: a value that some queries see */
     /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */
     uint64_t observe;
     bool given_lse;   /* observe (a request for attention weights): lse is given */
@@ -174,7 +174,7 @@ struct bench {
     attn_device_info info;
     /* feature bits that are added to the plan of every problem, so that other kernels are selected */
     uint64_t also;
-    bool in_steps; /* problems are run by attn_run_some(), and the stream is waited for between two calls */
+    bool in_steps; /* true: attn_run_some() runs the problems, with a wait for the stream between two calls */
     int64_t calls; /* number of calls of attn_run_some() that the last run took */
 };
 

@@ -1,4 +1,4 @@
-/* Tests what tests/gpu/overlap.c concludes from times, on times that were recorded. */
+/* test_timeline.c: tests what tests/gpu/overlap.c concludes from times, on times that were recorded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

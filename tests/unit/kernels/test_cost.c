@@ -276,13 +276,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* columns of products: 2 (512 + 256) for a head size of 512, and 256 + 256 for 256, which is a ratio of 3 */
+    /* products have 2 (512 + 256) columns for a head size of 512, and 256 + 256 for 256: a ratio of 3 */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* columns of products: 2 (512 + 256) + 4 (1024 + 256) for a head size of 512, and 5 * 256 for 256, which is a ratio
-     * of 5.2 */
+    /* products have 2 (512 + 256) + 4 (1024 + 256) columns for a head size of 512, and 5 * 256 for 256: a ratio of
+     * 5.2 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -295,7 +295,7 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* columns of products: 2 * 1024 + 1024 for a head size of 1024, and 512 + 512 for 512, which is a ratio of 3 */
+    /* products have 2 * 1024 + 1024 columns for a head size of 1024, and 512 + 512 for 512: a ratio of 3 */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -393,7 +393,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* an attn_strange_of() that may not read k cannot find costly rows (whose scores leave float32's range) */
+    /* attn_strange_of() must not read k here, so it cannot find costly rows (whose scores leave float32's range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);

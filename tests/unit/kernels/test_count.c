@@ -1,5 +1,5 @@
-/* test_count.c: tests the number of pairs and of tiles that masks let through. Each is compared with a count that looks
- * at every pair. */
+/* test_count.c: tests the number of pairs and of tiles that masks let through. Each number is compared with a count
+ * that looks at every pair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

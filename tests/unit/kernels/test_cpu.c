@@ -345,7 +345,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, so the kernel does not split the tile into strips */
+        /* several heads share a tile of rows, so the kernel does not split the tile into strips (parts) */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */

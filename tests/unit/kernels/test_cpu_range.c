@@ -421,7 +421,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* a float32 sum of these products has an error of 1e-7 * 64000 sqrt(D), far above the limit */
+            /* the error of a float32 sum would be 1e-7 * 64000 sqrt(D), far above the limit */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -458,7 +458,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* dq must be 0 but for the rounding of dP, which is about 20 with an error of 1e-7 * 20 */
+            /* dq must be 0, except for the rounding of dP: dP is about 20, with an error of 20 * 1e-7 */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

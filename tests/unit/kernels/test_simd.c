@@ -589,8 +589,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and its
- * result would overflow with scores of this size. */
+/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and would
+ * overflow with enormous scores. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;

@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* relative to the top folder of the repository, in which tests run */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, in which tests run */
 
 /* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {

@@ -73,7 +73,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. */
+/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file, which holds a batch. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");

@@ -232,8 +232,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* a problem with gradients of a bias that all heads share cannot be cut; over half of the random problems can be
-     * cut */
+    /* fewer than half of the random problems stay whole: a problem with gradients of a bias that all heads share cannot
+     * be cut */
     assert_true(whole_ones < tried / 2);
 }
 
@@ -405,7 +405,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         const char *what;
         struct spec spec;
         double seconds;
-        int parts, devices; /* devices: how many the server has; 0 means 4 */
+        int parts, devices; /* devices: number of the server's devices; 0: 4 devices */
     } cases[] = {
         { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
         { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },

@@ -27,7 +27,7 @@ struct scene {
     struct config config;
     struct server server; /* on_resume() finds the scene by the address of its member `server` */
     struct gate gate;
-    /* work that occupies the only thread of libuv's pool until the test deletes the file of the gate `pool` */
+    /* work that occupies the only thread of libuv's pool until the test opens the gate `pool` (deletes its file) */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -1082,7 +1082,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode step with one row for each of the caches, which appends nothing. */
+/* Posts a decode step that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];

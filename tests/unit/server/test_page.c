@@ -121,7 +121,7 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "style=")); /* the page's Content-Security-Policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    /* every element that the script looks up exists in the page */
+    /* every element that the script looks up must exist in the page */
     for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) {
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);

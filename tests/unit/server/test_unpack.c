@@ -101,8 +101,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 {
     static const struct {
         enum unpack_coding coding;
-        /* at: which byte is changed, counted from the end if negative; to: the new byte; if negative nothing is
-         * changed */
+        /* at: index of the byte to change, from the end if negative; to: the new byte; negative: nothing changes */
         int at, to;
         int cut;
         const char *more, *says;
