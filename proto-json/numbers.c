@@ -230,8 +230,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double near the exact value of d. Compared with any number of 25 bits, the double is smaller, equal or
- * larger exactly if the exact value of d is. */
+/* Returns a double that stands for the exact value of d: compared with any number of 25 bits, it is smaller, equal or
+ * larger exactly if the exact value is. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
