@@ -135,8 +135,9 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes.
- * Problems with NaN run with lse too. */
+/* Kernels for float8 may compute scores in another way if lse is not wanted. The problems of this test do not want lse,
+ * and run at three head sizes each. Problems with NaN also run with lse, because rows that see a NaN are computed by
+ * code that needs lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

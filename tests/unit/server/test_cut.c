@@ -75,7 +75,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the job's sums over queries, if the problem of the job has such sums. */
+/* Reserves memory for the sums over queries of the job's problem. Does nothing if the problem has no such sums. */
 static void reserve(struct site *s, struct job *job)
 {
     attn_error err = { 0 };

@@ -1,6 +1,6 @@
 /* test_loop.c: tests of the scheduler: what happens to a request between the end of its body and its answer. The
- * server's loop runs in a thread of its own. The test does what the HTTP threads do otherwise: it posts requests to the
- * loop, and gets them back. Devices are those of the fake backend.
+ * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
+ * loop, and get them back. Devices are those of the fake backend.
  *
  * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
  * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
