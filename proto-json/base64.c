@@ -37,8 +37,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* These functions tell whether the processor has an instruction set and the system saves its registers. The compiler's
- * run-time library asks both: cpuid for the instructions, xgetbv for the registers. */
+/* The functions below tell whether the processor has an instruction set and the system saves its registers. The
+ * compiler's run-time library asks cpuid for the instructions, and xgetbv for the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -89,7 +89,7 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* The list that base64_variants() returns. Each call fills it. Each thread has its own list, so no two threads
+    /* The list that base64_variants() returns and fills at each call. Each thread has its own list, so no two threads
      * write to the same memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
@@ -113,11 +113,11 @@ bool base64_use(const char *name)
 
 /* A stream of at least LARGE characters is decoded by stores that bypass the processor's caches, if the piece of text
  * in the call has at least LARGE_PIECE characters. On a Xeon with 2 MiB of L2 cache per core, pieces of 64 KiB were
- * decoded to 192 MiB of memory at 15.9 GB/s of text, and by ordinary stores at 9.5 GB/s. */
+ * decoded to 192 MiB of memory at 15.9 GB/s of text; ordinary stores reached 9.5 GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character of the text. False: the character cannot stand here, and nothing has changed. If the character
- * completes a group, *out moves behind the group's three bytes. */
+/* Takes one character of the text. False: the character cannot stand here, and *d and *out are unchanged. If the
+ * character completes a group, *out moves behind the group's three bytes. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* after padding, only the second '=' of two may follow */

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 /* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
- * character, the state is the one before that character, and the stream may go on with another character. */
+ * character, the state is that before the character, and the stream may go on with another character. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
     /* number of characters (0 to 3) of the unfinished group that were read; the first of two '=' counts too */
@@ -29,19 +29,19 @@ typedef struct base64_decoder {
     uint64_t offset; /* number of characters consumed */
 } base64_decoder;
 
-/* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors,
- * which may overwrite memory behind the last byte that *written counts, up to this size. */
+/* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors, so
+ * it may overwrite up to this many bytes of `out`, although *written counts fewer. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand in its place: one outside the alphabet, a '=' too early, one
- * whose leftover bits are not zero, or anything behind the padding. Returns how many characters were taken, which is
- * `count` if all are good. decoder->offset grows by that number; after an early stop it is the position of the bad
- * character in the stream. *written becomes the number of bytes that are now at `out`; a group gives its bytes with its
- * last character. `out` must have room for BASE64_DECODED_MAX(count). A call that stops early writes at most 64 bytes
- * behind the bytes of the characters that it took. */
+/* Decodes up to the first character that cannot stand in its place: a character outside the alphabet, a '=' too early,
+ * a character whose leftover bits are not zero, or anything behind the padding. Returns the number of characters taken,
+ * which is `count` if all are good. decoder->offset grows by that number; after an early stop it is the position of the
+ * bad character in the stream. *written becomes the number of bytes at `out`: a group gives its bytes with its last
+ * character. `out` must have room for BASE64_DECODED_MAX(count). A call that stops early writes at most 64 bytes behind
+ * the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Does what base64_decode_until() does, for text that must be base64 to its last character. False: the call stopped
+/* Decodes as base64_decode_until() does, text that must be base64 to its last character. False: the call stopped
  * earlier, and decoder->offset is the position of the bad character. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
@@ -49,7 +49,7 @@ bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint
  * the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns why the decoder stopped at the character `found`: static text, to stand behind words such as "at offset 17:
+/* Returns why the decoder stopped at the character `found`: static text that can follow words such as "at offset 17:
  * ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 

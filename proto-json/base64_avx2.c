@@ -26,8 +26,8 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 /* the table is given twice, because a shuffle looks up within each half (16 bytes) of the vector */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
-/* Returns the sextets (6-bit values) of 32 characters. *foreign becomes nonzero in each byte whose character is outside
- * the alphabet, and 0 in all other bytes. */
+/* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
+ * the alphabet, and 0 otherwise. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
@@ -35,15 +35,16 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: legal are '0' P p, but not + / A-O a-o */
-        /* low 4 bits 1 to 9: legal are digits and letters, but not + / */
+        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
+        /* low 4 bits 1 to 9: the alphabet has digits and letters, but no + or / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: legal are J Z j z, but not + / 0-9 */
-        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: legal are + K k, but not 0-9 P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: the alphabet has J Z j z, but no + or / and no digit */
+        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: the alphabet has + K k, but no digit and no letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: legal are L M N l m n, but not + / 0-9 P-Z p-z */
-        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: legal are / O o, but not 0-9 P-Z p-z */
+        /* low 4 bits C to E: the alphabet has L M N l m n, but no + or /, no digit and no letter P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        NEVER | DIGITS | PZ_pz); /* low 4 bits F: the alphabet has / O o, but no digit and no letter P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -51,8 +52,8 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', but it needs another entry of to_sextet:
-     * 1, which is free. */
+    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', so '/' uses the free entry 1 of
+     * to_sextet. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
@@ -88,8 +89,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        for (int i = 0; i < UNROLL; i++) /* each store writes 8 bytes too many, which the next store overwrites */
-            store(out + i * BYTES, joined(s[i], AT_LOW_END));
+        /* each store writes 8 bytes too many, and the next store overwrites these bytes */
+        for (int i = 0; i < UNROLL; i++) store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
         __m256i foreign, s = sextets(load(text + done), &foreign);
@@ -100,8 +101,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 24 bytes each, and stores these as three whole vectors of 32 bytes. Each
- * vector that is stored has parts of two results. */
+/* Decodes four vectors of text at a time to 24 bytes each, and stores the result as three whole vectors of 32 bytes.
+ * Each stored vector has parts of two decoded vectors. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -116,7 +117,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
         /* a, b, c and d are the four results, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are
-         * rotated so that both of their parts are in place. */
+         * rotated, so that each unit is in its place. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));

@@ -19,8 +19,8 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The output's memory is prefetched this many bytes ahead, because it may still be in the cache of another core that
- * used it before. */
+/* The output's memory is prefetched AHEAD bytes ahead, because it may still be in the cache of another core that used
+ * it before. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
@@ -40,16 +40,16 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation of two registers, which closes the gaps between groups of 4 bytes. The lowest three
- * bytes of a group hold 24 bits, the last byte first. CLOSE(i) is for group i; groups 0 to 15 are in the first
+/* Byte numbers for a permutation of two registers. The permutation closes the gaps between groups of 4 bytes, whose
+ * lowest three bytes hold 24 bits, the last byte first. CLOSE(i) is for group i; groups 0 to 15 are in the first
  * register, groups 16 to 31 in the second. A permutation takes 64 entries, from entry 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* Byte numbers for the permutation of encoding: each three bytes b0 b1 b2 become four, b1 b0 b2 b1, so that every
- * sextet (6 bits) is a run of bits of the 32. */
+/* Byte numbers for the permutation of encoding: each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1, in whose 32
+ * bits every sextet (6 bits) is contiguous. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
     DEAL(0), DEAL(1), DEAL(2),  DEAL(3),  DEAL(4),  DEAL(5),  DEAL(6),  DEAL(7),
@@ -85,8 +85,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
-        for (int i = 0; i < UNROLL; i++) /* each store writes 16 bytes too many, which the next store overwrites */
-            _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
+        /* each store writes 16 bytes too many, and the next store overwrites these bytes */
+        for (int i = 0; i < UNROLL; i++) _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
     }
     while (count - done >= 4) {
         size_t left = count - done;
@@ -102,8 +102,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 48 bytes each, and stores these as three whole vectors of 64 bytes. Each
- * vector that is stored has parts of two results. */
+/* Decodes four vectors of text at a time to 48 bytes each, and stores the result as three whole vectors of 64 bytes.
+ * Each stored vector has parts of two decoded vectors. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -138,7 +138,7 @@ static inline __m512i letters(__m512i bytes)
      * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    /* the lookup ignores the two bits of each byte above the sextet */
+    /* the lookup ignores the upper two bits of each byte */
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }

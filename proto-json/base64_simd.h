@@ -10,13 +10,12 @@
 #include <stdint.h>
 
 /* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns how many characters
- * it took: a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads nothing
- * beyond `count`. It writes at most 64 bytes behind the bytes that it counts, and never beyond
- * BASE64_DECODED_MAX(count). */
+ * it took: a multiple of 4, at most `count`, all of them in the alphabet (without '='). Reads nothing beyond `count`.
+ * Writes at most 64 bytes behind the decoded bytes, and never beyond BASE64_DECODED_MAX(count). */
 typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
 
-/* Encodes whole groups of 3 bytes. Returns how many bytes it took: a multiple of 3, at most `count`. It reads nothing
- * beyond `count` and writes nothing beyond the text of the bytes that it took. */
+/* Encodes whole groups of 3 bytes. Returns how many bytes it encoded: a multiple of 3, at most `count`. Reads nothing
+ * beyond `count`, and writes nothing behind the text of the encoded bytes. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
 /* The base64 alphabet as two tables: the character of each sextet (6-bit value), and the sextet of each character.
@@ -27,16 +26,17 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* These functions do what base64_decode_groups does, for streams larger than the caches. They store whole cache lines
- * past the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes when
- * the call returns. */
+/* The functions below decode as base64_decode_groups does, for streams larger than the caches. They store whole cache
+ * lines past the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes
+ * when the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
 enum { BASE64_LINE = 64 }; /* size of a cache line in bytes */
 
 /* Returns how many characters must be decoded until the output reaches the next 64-byte line. A group of four
- * characters gives 3 bytes, and 43 groups give 129 = 2 * 64 + 1, so each missing byte takes 43 groups, modulo 64. */
+ * characters gives 3 bytes, and 43 groups give 129 = 2 * 64 + 1 bytes. So each missing byte takes 43 groups, modulo
+ * 64. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

@@ -23,7 +23,7 @@ struct member {
      * followed by the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule for the value in words, for messages; NULL: the message says the rule from minimum and maximum */
+    /* the rule for the value in words, for messages; NULL: messages state minimum and maximum */
     const char *rule;
 };
 
@@ -51,8 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* the place (a key of the tables in suggestions.c) whose hints are for this body's members; "": there are no
-     * hints */
+    /* a place in the tables of suggestions.c, whose hints are for the members of this body; "": there are no hints */
     const char *place;
     const char *listed; /* the names of the members, as a message lists them */
 };
@@ -206,8 +205,8 @@ static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_
     return ATTN_OK;
 }
 
-/* In a latent cache the numbers of a value are also numbers of its key. Kernels multiply by the scale of keys and by
- * the scale of values, so the two must be equal. */
+/* In a latent cache the numbers of a value are also numbers of its key. Kernels multiply keys by one scale and values
+ * by another, so the two scales must be equal. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
 #define AS_KEYS ": values of a latent cache are the first numbers of its keys"

@@ -36,23 +36,23 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: it writes text */
+    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
     encode_as as;              /* how the tensor is written: as bytes, as base64, or as numbers */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
     uint64_t length;           /* length in bytes of what the piece writes */
 };
 
 enum {
-    /* The longest token, such as "]],[[-1.5": brackets and one number. */
+    /* The longest token, such as "]],[[-1.5", has brackets and one number. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most
-     * 168 bytes). */
+    /* Bytes of text in the answer to one problem: an error; or the names and shapes of the outputs, and the other
+     * members (a shape has at most 168 bytes). */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
 };
 
-/* One element of an array of numbers as text, with the brackets and comma before it; or the brackets at the array's
+/* Text of one element of an array of numbers, with the brackets and the comma before it; or the brackets at the array's
  * end. */
 struct token {
     char text[TOKEN_BYTES];
@@ -66,14 +66,15 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The state of measuring the answer's length. Numbers of arrays are formatted once only for their length. */
+    /* The state of measuring the answer's length. To measure an array, its numbers are formatted, and formatted again
+     * when the answer is read. */
     uint64_t length;          /* sum of the lengths of the measured pieces, in bytes */
     size_t measured;          /* number of measured pieces */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
     /* The position in the answer at which the next read continues. */
     size_t piece;
-    uint64_t taken;  /* number of characters of piece number `piece` that were read before */
+    uint64_t taken;  /* number of characters of piece number `piece` that were already read */
     uint64_t read;   /* number of characters of the whole answer that were read */
     int64_t element; /* index of the next element of the array that is being read */
     struct token token;
@@ -96,7 +97,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes a piece of the text that was written since the last piece was made. */
+/* Makes a piece of all text that was written behind the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -123,10 +124,10 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* the length of an array of numbers is not known yet: proto_encoder_measure() finds it */
+        add_piece(e, piece); /* the length of an array of numbers is not known here; proto_encoder_measure() finds it */
 }
 
-/* Writes a short text of this program, such as the name of a device, in quotes. It leaves out characters that need an
+/* Writes a short text of this program, such as the name of a device, in quotes. Leaves out characters that need an
  * escape. */
 static void put_plain(struct text *t, const char *text)
 {
@@ -146,7 +147,7 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes of a merge, as put_sizes() does for other problems. */
+/* Writes the sizes of a merge. put_sizes() writes those of other problems. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -271,7 +272,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* the conversion to an integer is defined only for times within these bounds, which a clock never leaves */
+        /* the conversion to an integer is defined only between these bounds, which no time of a clock reaches */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -360,8 +361,8 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element it writes the closing brackets. An array without elements is written as [], because a shape such as [2^40, 0]
- * would need 2^40 pairs of brackets. After the end it returns false and an empty token. */
+ * element, writes the closing brackets. For larger indices, returns false and an empty token. An array without elements
+ * is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;
@@ -440,8 +441,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* The end of an array of numbers is known only after its text is measured. An array that was measured before is not
-     * measured again. */
+    /* The end of an array of numbers is known only after the array's text is measured. An array is measured only
+     * once. */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];

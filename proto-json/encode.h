@@ -6,25 +6,27 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* Upper bound on the bytes of an error as a JSON document. Twice this is an upper bound for the facts of an answer,
- * which are its members other than tensors. */
+/* Upper bound on the bytes of an error as a JSON document. Twice this number is an upper bound for the facts of an
+ * answer (its members other than tensors). */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
-/* Returns the text of the answer. Text that is written before a call of encode_tensor() goes before that tensor. */
+/* Returns the text of the answer. Text written before a call of encode_tensor() goes before the tensor of that call. */
 struct text *encode_text(proto_encoder *encoder);
 
-/* Adds a tensor at this place of the answer. ENCODE_BYTES: its bytes unchanged. ENCODE_BASE64: base64. ENCODE_ARRAY: an
- * array of numbers, nested by its shape. ENCODE_LIST: a flat list in which NaN and infinities have no quotes, as
- * KServe's clients read it. Outputs are C-contiguous. */
+/* Adds a tensor at this place of the answer. ENCODE_BYTES: as its bytes. ENCODE_BASE64: as base64. ENCODE_ARRAY: as an
+ * array of numbers, nested by its shape. ENCODE_LIST: as a flat list in which NaN and infinities have no quotes,
+ * because KServe's clients read such a list. Outputs are C-contiguous. */
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 /* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
  * values as JSON. Returns the number of facts. */
 enum {
-    /* 8 facts of any answer, 8 members of a check's report, and PROTO_COUNTS numbers of an observe */
+    /* largest number of facts (values beside the tensors) of an answer: 8 of any answer, 8 of a check's report, and
+     * PROTO_COUNTS of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* room for the longest value of a fact: the lengths of PROTO_MAX_CACHES caches, as text */
+    /* room for the longest value of a fact (a member beside the tensors): the lengths of PROTO_MAX_CACHES caches, as
+     * text */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

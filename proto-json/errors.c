@@ -25,14 +25,14 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* any error will do: a client that cancelled its request has left and does not read the answer */
+    /* any error will do, because a client that cancelled its request does not read the answer */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* 503: another process can do the work, or this one after a restart */
+    /* 503, because another process can do the work, or this process after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
     case ATTN_OK:
@@ -43,7 +43,7 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes a member whose value is the text `before` followed by the text `value`. Each of the two takes at most `room`
+/* Writes a member whose value is the text `before` followed by the text `value`. Each text takes at most `room`
  * bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
@@ -55,8 +55,8 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest size in bytes of the escaped `detail`, which is halved until the document fits. attn_error.text is shorter
- * unless it is full of control characters. */
+/* Largest sizes in bytes of the escaped texts. `detail` is halved until the document fits. attn_error.text is shorter
+ * than DETAIL_ROOM unless it is full of control characters. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a reader makes of a body of its format; parse.c turns it into problems. */
+/* What a reader makes of a body of its format. parse.c turns this into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -37,11 +37,11 @@ struct format_body {
 };
 
 struct proto_format {
-    /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
-     * every further feed() returns that error. Call finish() once, after the last feed(). */
+    /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error every
+     * further feed() returns the same error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader); /* frees the reader; does nothing for NULL */
-    /* implements proto_parser_kserve(); NULL: the format does not need it */
+    /* implements proto_parser_kserve(); NULL: the format has no use for it */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
@@ -60,7 +60,7 @@ struct proto_format {
      * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* Functions and properties of the format's answers follow. */
+    /* The members below serve the format's answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */

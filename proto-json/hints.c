@@ -64,7 +64,7 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    /* true if keys and values are in pages, as those in caches of the server always are */
+    /* true: keys and values are in pages, as they always are in caches of the server */
     const bool pages = p->page_table.rank > 0;
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)

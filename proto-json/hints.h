@@ -1,13 +1,14 @@
 /* hints.h: hints for a request that is valid, but probably not what its client meant. The request is computed as it is
- * written, and `hints` of its answer, a list of sentences, says what looks wrong. The table is PROTO_HINT_MAP. */
+ * written. The member `hints` of the answer is a list of sentences that say what looks wrong. PROTO_HINT_MAP is the
+ * table of hints. */
 #ifndef HINTS_H
 #define HINTS_H
 
 #include "proto.h"
 #include "text/text.h"
 
-/* The table of hints. Each hint is rare in correct requests, and its check costs nothing if the member is not given.
- * The check of a tensor ends at the first number that rules the hint out. */
+/* The table of hints. Each hint is rare in correct requests. The check for a hint costs nothing if the member that it
+ * is about is not given. The check of a tensor ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \

@@ -1,8 +1,6 @@
-/* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors
- * and facts.
- *
- * A body without a content type, or with a wrong one, is read as JSON. The reader keeps its first bytes until
- * they show whether the body is a safetensors file, because the error then has a hint. */
+/* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors and other
+ * members (facts). A body with a missing or wrong content type is read as JSON. The reader keeps the first bytes of the
+ * body until they show whether the body is a safetensors file, because a safetensors file gets an error with a hint. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +16,7 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
+    size_t first_bytes; /* number of bytes that are in `first` */
     attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
 };
 
@@ -41,8 +39,8 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Passes the body's first bytes, which were kept until now, to the scanner. Call this once enough of them have arrived
- * or the body ends. */
+/* Passes the first bytes of the body, which the reader has kept, to the scanner. Call this once enough bytes have
+ * arrived or the body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -100,8 +98,8 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* Returns the bytes of tensors in a body of this length. This is exact for base64 text; arrays of numbers may need
- * more. */
+/* Returns the bytes of tensors in a body of `body_bytes` bytes. The number is exact for base64 text; arrays of numbers
+ * may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);

@@ -265,7 +265,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a single number may be given as a parameter, so it is not missing among the inputs */
+        /* a tensor that may be a single number may have been a parameter, so it is not missing among the inputs */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         /* an input that is missing has no position, so the pointer leads to the list of inputs */
@@ -276,12 +276,12 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before its characters are escaped */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before escapes make it longer */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer, such as times, as parameters. A value that is not a string, number or bool becomes a
- * string of JSON, as in a request. */
+/* Writes facts of an answer (members such as times) as KServe parameters. A value that is not a string, number or bool
+ * becomes a string of JSON. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -317,8 +317,8 @@ static void put_report(struct text *t, const judge_result *report)
     text_free(&json);
 }
 
-/* Writes an output as bytes, as numbers, or by name only. An output in shared memory has no parameters, because
- * Triton's C++ client requires that. */
+/* Writes an output as bytes, as numbers, or by name only. An output in shared memory must have no parameters, for the
+ * sake of Triton's C++ client. */
 static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, bool binary, bool in_region)
 {
     char name[PROTO_NAME_BYTES];
@@ -349,7 +349,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* numbers behind those of the tensors are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
+    /* the numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1,
+     * ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
@@ -360,12 +361,13 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
+    /* unused: only errors of problems in an envelope have a request_id, and KServe bodies have no envelope */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        /* six times the room, because each character of the id may need an escape of six characters */
+        /* room for six times ID_BYTES characters, because each character of the id may need an escape of six
+         * characters */
         text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }

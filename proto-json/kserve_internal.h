@@ -1,5 +1,5 @@
 /* kserve_internal.h: what the two files of the format proto_kserve share. kserve.c takes the bytes of a body and writes
- * answers. kserve_json.c reads the body's JSON. format.h has the part that other files see. */
+ * answers. kserve_json.c reads the body's JSON. format.h has what the rest of the program sees of the format. */
 #ifndef KSERVE_INTERNAL_H
 #define KSERVE_INTERNAL_H
 
@@ -19,7 +19,7 @@
 #define REGION_AT   "shared_memory_offset"
 #define REGION_SIZE "shared_memory_byte_size"
 
-enum { ID_BYTES = 512 /* most bytes of a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
+enum { ID_BYTES = 512 /* longest request id in bytes; the answer repeats the id */, JSON_BYTES_UNKNOWN = -1 };
 
 /* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
@@ -33,7 +33,7 @@ struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
     int64_t json_bytes; /* length of the JSON in bytes; JSON_BYTES_UNKNOWN: the whole body is JSON */
-    attn_error error;   /* the first error; once it is set, every call returns it */
+    attn_error error;   /* the first error of the body, which all later calls return */
     uint64_t offset;    /* number of bytes of the body that have arrived */
     scan *json;
     int values; /* number of JSON values read so far, including those inside strings of parameters */
@@ -44,8 +44,8 @@ struct kserve_reader {
 
     struct kserve_input *inputs;
     int input_count;
-    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each counts
-     * the bytes that have arrived. */
+    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each entry
+     * counts the entry's bytes that have arrived. */
     scan_extract *extracts;
     int64_t *sizes; /* number of bytes that must arrive for each binary input */
     int first_binary, extract_count;
@@ -66,19 +66,20 @@ struct kserve_reader {
     uint64_t binary; /* outputs whose bytes follow the answer's JSON, as bits of attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
-    int gradients; /* for a merge: one more than the index of the last part whose gradient is named as an output */
+    /* for a merge: one more than the index of the last part whose gradient the request names as an output */
+    int gradients;
 };
 
 /* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
 
-/* Call this when the JSON of the request is complete. It makes the tree of a JSON body, and assigns a place in memory
- * to each tensor that follows the JSON. */
+/* Call this when the JSON of the request is complete. Makes the tree of a JSON body, and assigns a place in memory to
+ * each tensor that follows the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
 /* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
-/* Returns the row of proto_options[] for the option with this name, or NULL if there is none. */
+/* Returns the row of proto_options[] for the option `name`; NULL: there is no such option. */
 const proto_option *kserve_option_named(const char *name);
 
 #endif

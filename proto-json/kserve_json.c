@@ -1,5 +1,5 @@
-/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into that of a JSON body, and assigns
- * a place in memory to each tensor. See kserve.c. */
+/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into the tree of a JSON body, and
+ * assigns a place in memory to each tensor. See kserve.c. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* These functions write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf() is
- * not used, because it took longer than all other work on a request. */
+/* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. They do
+ * not use printf(), which took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -63,7 +63,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* Makes the error for a member that attnd does not know, although other servers may. `where` names the part of the body
- * that has the member; NULL: the top of the body. `place` is a place as in suggestions.h. */
+ * that has the member; NULL: the member is at the top of the body. suggestions.h lists the values of `place`. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -145,7 +145,7 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
     return listed;
 }
 
-/* Returns the number of the problem's tensor with this name; ATTN_TENSOR_COUNT: there is none. */
+/* Returns the number of the problem's tensor `name`; ATTN_TENSOR_COUNT: the problem has no such tensor. */
 static int named(const char *name)
 {
     const int number = proto_tensor_named(name, false);
@@ -166,8 +166,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that say where in shared memory a tensor is. Before the first of them, *place is {.bytes
- * = -1}. */
+/* Reads one of the parameters that say where in shared memory a tensor is. *place must be {.bytes = -1} before the
+ * tensor's first such parameter. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that the parameters of a tensor's place in shared memory are complete. `said`: the client gave at least one of
- * them. */
+/* Checks that all parameters of a tensor's place in shared memory are given. `said`: the client gave one of them or
+ * more. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -206,8 +206,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size becomes the bytes of its binary data in the body, or -1 if it has none there.
- * place->bytes becomes its bytes in shared memory. */
+/* Reads the parameters of an input. *size becomes the number of bytes of the input's binary data in the body; -1: the
+ * body has none. place->bytes becomes the input's number of bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -429,7 +429,7 @@ static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
 /* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call *binary is the request's default. */
+ * call *binary is the default of the whole request. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -473,7 +473,7 @@ static bool names_already(const cJSON *names, const char *word)
 }
 
 /* Reads the name of an output that is the gradient of a merge's part. The answer has the gradients of all parts, even
- * of those that the request does not name. */
+ * if the request names only some of them. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -487,8 +487,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`, or into another member if the operation's row in
- * proto_operations[] `asks` for it. Without names the default outputs are sent. *text: some outputs are sent as
+/* Turns the names of outputs into the member `outputs`, or into the member that `asks` names in the operation's row of
+ * proto_operations[]. Without names the default outputs are sent. Sets *text to true if some outputs are sent as
  * numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
@@ -504,7 +504,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the model is a check, whose only output is its report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* the tree has the member already if the request gave it as a parameter */
+    /* a parameter of the request may have put the member into the tree already */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
@@ -548,7 +548,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* only gradients of parts were named, so the list of other outputs is left out */
+    /* the request named only gradients of parts, so the list of other outputs is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
@@ -569,7 +569,7 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
 }
 
 /* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array comes as a string
- * of JSON. *value stays NULL if the string is not JSON; parse.c then reports the error. */
+ * of JSON. *value stays NULL if the string is not JSON; parse.c then makes the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -581,8 +581,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* Returns the text of a sequence_id, which is a number or a name. "": the number 0, which means no sequence. NULL:
- * neither a number nor a name. */
+/* Returns the text of a sequence_id, which is a number or a name. "": it is the number 0, which means no sequence.
+ * NULL: it is neither a number nor a name. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
@@ -636,7 +636,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter whose name Triton reserves. *known becomes false for any other name. */
+/* Reads a parameter whose name Triton reserves. If the name is another one, *known becomes false. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -748,7 +748,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The JSON ---------------------------------------------------------------------------------------------------- */
 
-/* The members of a KServe request. The model is not among them, because the URL names it. */
+/* The members of a KServe request. The model is not a member, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -762,8 +762,8 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* Makes the error for a member that has no place at the top of a request. For a tensor or an option the message says
- * where it belongs. */
+/* Makes the error for a member that has no place at the top of a request. If the member is a tensor or an option, the
+ * message says where the tensor or option belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",

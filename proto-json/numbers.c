@@ -49,8 +49,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is its bit pattern:
- * sign, exponent and fraction, as in IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is its
+ * bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
     /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
@@ -88,10 +88,10 @@ static double bits_double(uint64_t bits)
 
 /* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
 
-/* The parsed text of a number: (-1)^negative * w * 10^exponent. With `longer`, more digits follow those of w. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
-    uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
+    uint64_t w;                     /* the number's first 19 significant digits, or fewer if it has fewer */
     int exponent;
     /* text of the number's digits and point; the character behind it is neither a digit nor a point */
     const char *text;
@@ -100,7 +100,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* as many digits as always fit 64 bits: 10^19 < 2^64 */
 
-/* Powers of ten. Those up to 10^22 are exact, the others are the nearest double. */
+/* Powers of ten. Powers up to 10^22 are exact; larger ones are the nearest double. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -117,10 +117,12 @@ enum {
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
 };
-/* these two stand for all numbers with an exponent above HUGE_EXPONENT, or below TINY_EXPONENT */
+/* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
+ * TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
+/* A natural number below 10^768 * 2^244 < 2^2816. Texts of at most 768 digits with the largest allowed exponent give no
+ * larger number. */
 struct big {
     int words;
     uint32_t word[96]; /* 32-bit words of the number, the lowest first */
@@ -185,10 +187,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* Does what compare_big() does, in 128 bits if these suffice. To compare w * 10^e with m * 2^q, the common powers of
- * two are cancelled, and each factor goes to the side where it is whole. The comparison is then w * 5^e with m * 2^(q -
- * e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other is near
- * it. */
+/* Returns what compare_big() returns, but computes in 128 bits where they suffice. Cancels the common powers of two of
+ * w * 10^e and m * 2^q. Then compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one
+ * side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -229,8 +230,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that compares with every number of 25 bits as the exact value of d does. If the exact value has 25
- * bits, the double is equal to it. */
+/* Returns a double that stands for the exact value of d: compared with any number of 25 bits, it is smaller, equal or
+ * larger exactly if the exact value is. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
@@ -245,8 +246,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* Returns the grid point (the number of 25 bits) if the exact value is equal to it; otherwise the next double above
-     * or below it, if the exact value is larger or smaller. */
+    /* A grid point is a double of 25 bits. If the exact value equals the grid point, returns the grid point. If the
+     * exact value is larger or smaller, returns the next double above or below. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -266,16 +267,16 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
+    /* The comparisons give 0 or 1, and c is increased without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of c adds one to the field of
-     * the exponent: in a normal number always, in a subnormal one only if rounding up has set it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. In a normal number the highest bit of c adds
+     * one to the exponent. In a subnormal number it does so only if rounding up has set the bit. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy(), because the memory may hold the doubles
- * that numbers_convert() reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). memcpy() is needed, because the memory may still hold the
+ * doubles that numbers_convert() reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -305,7 +306,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of its kind of dtype. It returns NULL, or what is wrong with the number. */
+/* Each put_ function writes one element of its kind of dtype. It returns NULL, or text that says what is wrong with the
+ * number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -356,19 +358,19 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns the number with these eight digits, each 0 to 9 in a byte, the first in the lowest byte. Digits are summed in
- * pairs, fours and eights. */
+/* Returns the number with eight digits, each 0 to 9 in a byte of v, the first digit in the lowest byte. Sums up digits
+ * in pairs, then in fours, then in eights. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* numbers of two digits each, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* now v has numbers of two digits in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
 }
 
-/* Appends the digits at p to w, and returns the text behind them. Eight characters are tested together, as long as the
- * piece has eight more. No branch depends on the number of digits among them. */
+/* Appends the digits at p to w, and returns the text behind the digits. If the piece has eight more characters, tests
+ * all eight together. No branch depends on how many of the eight are digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -376,8 +378,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* The top bit of a byte of `others` is set if the byte is no digit. It is wrong only in bytes above the lowest
-         * one that is no digit. */
+        /* The top bit of a byte of `others` is set if the byte is no digit. The top bits above the lowest byte that is
+         * no digit may be wrong. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
@@ -392,8 +394,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number that is written with more than 19 digits, leading zeros included. written_exponent is the
- * number behind its 'e'. */
+/* Sets the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the number
+ * behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -419,11 +421,11 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns the text behind it. NULL: the number does not end before `end`, is malformed, or is
- * too long, and the state machine must read it. `p` is at a digit or a minus. */
+/* Parses a whole number and returns the text behind it. NULL: the state machine must read the number, because it does
+ * not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* A larger exponent counts as this one: even with NUMBERS_CHARS digits the number is then too large, or 0. */
+    /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -470,7 +472,7 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* no dtype has larger numbers than float32, so a number beyond float32 fits none */
+    /* no dtype has larger numbers than float32, so a number beyond float32 fits no dtype */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -490,7 +492,8 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* the states from MINUS to EXPONENT are inside a number; each is named after the character read last */
+    /* the states from MINUS to EXPONENT are inside a number; each is named after the character that was read last */
+    EXPONENT,
     NUMBER_STATES,
     START = NUMBER_STATES, /* state before the outermost '[' */
     FIRST,                 /* state behind '[': a value or ']' must follow */
@@ -500,8 +503,8 @@ enum state {
     BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* COMPLETE and WRONG are not states, but results: the number ended before this character, or the character cannot
-     * stand here. */
+    /* COMPLETE and WRONG are not states, but results. COMPLETE: the number ended before this character. WRONG: the
+     * character cannot stand here. */
     WRONG
 };
 
@@ -567,7 +570,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* -1: the number of elements at this depth is unknown until an array of that depth is closed */
+    /* -1: the number of elements at the depth is unknown until an array of that depth is closed */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -599,7 +602,7 @@ static const char *close_array(numbers_reader *r)
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements stand */
+    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements must stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -618,8 +621,8 @@ static void count_element(numbers_reader *r)
 }
 
 /* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
- * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
- * wrong with the next number. */
+ * Nearly all numbers of a body are read here. Returns the text behind the last number that was read. *error says what
+ * is wrong with the next number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -665,7 +668,7 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    /* base: offset of text[0] in the whole text; elements: number of elements before this call */
+    /* base: offset of text[0] in the whole text; elements: number of elements before the call */
     const uint64_t base, elements;
     void *const out;
     const size_t room;
@@ -955,8 +958,9 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. Of several with equally few digits it is the
- * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
+/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. If several decimals are equally short, it is the
+ * nearest one, ties to even. `narrow_below`: c is a power of two, so the next smaller value is only half as far away as
+ * the next larger one. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
@@ -964,15 +968,14 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* c is shifted left by h bits, which is 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value c * 2^q, and the lower and upper bound of the numbers that round to it: four times each, in units of
-     * 10^k. */
+    /* Four times the value c * 2^q, and four times the bounds between which numbers round to it, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* At most one multiple of 10^(k + 1) rounds to c * 2^q. If there is one, it is the result, because it has one digit
-     * less than s. (For s < 10 the multiple could only be 0 or 10.) Both results are computed without a branch, because
-     * the processor could not predict it. */
+    /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
+     * has one digit less than s. Both candidates are computed without a branch, because the processor could not predict
+     * it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -997,8 +1000,8 @@ static size_t put_text(char *text, const char *from)
     return count;
 }
 
-/* Returns the digits of n < 10^8 as eight bytes, the first in the lowest byte. n is split in fours, twos and ones, all
- * lanes at once. */
+/* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. n is split into two numbers of
+ * four digits, four of two digits, and eight digits. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
@@ -1015,7 +1018,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; this guess of the number of digits is right or one too few */
+    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is right or one too few */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1036,7 +1039,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* now s has nine digits: its own, followed by zeros */
+    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* Now count is the number of digits without trailing zeros. */
@@ -1062,7 +1065,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
+        if (point >= count) return (size_t)point; /* an integer such as 123000, whose zeros are already written */
         t[point] = '.';
         /* a number with digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
@@ -1086,7 +1089,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer, and the next values of the dtype differ by at most 1: no shorter text exists */
+    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text exists */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -40,7 +40,7 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
-    /* Room for the text of one number that is written: at most 16 characters, stored in larger chunks. */
+    /* Room for the text of one written number, which has at most 16 characters but is stored in larger chunks. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -60,7 +60,7 @@ typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
-    /* static text that says what is wrong, to stand behind words such as "at offset 17: "; NULL: no error */
+    /* static text that says what is wrong, and can follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
     int rank;        /* number of axes; valid after NUMBERS_DONE */
@@ -73,10 +73,11 @@ typedef struct numbers_reader {
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
-    /* true: some element was not an integer literal; fraction_element is the index of the first such element */
+    /* true: some element was not an integer literal; fraction_element is the index of the first element of this kind */
     bool fractional;
     uint64_t fraction_element;
-    bool truths; /* true: some element was true or false; truth_element is the index of the first such element */
+    /* true: some element was true or false; truth_element is the index of the first element of this kind */
+    bool truths;
     uint64_t truth_element;
     /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:
      * `held` characters are in `text`. */
@@ -86,8 +87,9 @@ typedef struct numbers_reader {
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` of them. `count` characters finish at most count / 2 + 1
- * elements. *taken: characters used up (all of them unless FULL, DONE or BAD). *written: elements appended. */
+/* Appends elements to `out`, which has room for `room` elements. `count` characters finish at most count / 2 + 1
+ * elements. *taken: number of characters used up (`count`, unless the result is FULL, DONE or BAD). *written: number of
+ * elements appended. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
@@ -99,9 +101,9 @@ typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } number
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
- * `values` and `out` may be the same memory. The result is what a reader of that type would have appended, because an
- * untyped reader rounds its float64 values in a way that loses nothing for a narrower type. False: a reader of that
- * type would have refused an element. reader->error then says why, and *element is the first bad element. */
+ * `values` and `out` may be the same memory. The result is what a reader of the type would have appended: an untyped
+ * reader rounds its float64 values in a way that loses nothing for a narrower type. False: a reader of the type would
+ * have refused an element. reader->error then says why, and *element is the first refused element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for

@@ -24,12 +24,12 @@ typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal; /* true: the model sets the option causal */
-    bool fixed;  /* true: q must have the dtype in the next member; false: any dtype */
+    bool fixed;  /* true: q must have the dtype `dtype`; false: any dtype */
     attn_dtype dtype;
 } proto_model;
 
-/* The largest number of models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and
- * each of these four with and without causal. */
+/* The largest number of models of one operation: four for dtypes (any, float32, float16, bfloat16), each with and
+ * without causal. */
 enum { PROTO_MODELS = 8 };
 
 /* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
@@ -45,8 +45,8 @@ typedef struct proto_operation {
     attn_op op;       /* the attn_op of the operation's problems, for attn_check() and the kernels */
 
     bool computes; /* true: a device computes the operation's problems */
-    /* true: a merge. A device merges the tensors in the request's `parts` (attn_merge()); the attn_problem has only the
-     * other tensors */
+    /* true: the operation is a merge, so a device merges the tensors in the request's `parts` (attn_merge()); the
+     * attn_problem has only the other tensors */
     bool merges;
     bool takes_caches; /* true: keys and values are in caches of the server */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
@@ -60,14 +60,14 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* inputs that a problem may have */
-    /* inputs that a problem must have. With the member `context` (a saved forward) only those of them whose role is
-     * IN_BACK are needed */
+    /* inputs that a problem must have; with the member `context` (a saved forward), only those inputs of this set whose
+     * role is IN_BACK */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    /* inputs in `takes` that are results of the client to be judged; a problem must have at least one of them */
+    /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
-    uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
+    uint64_t usual; /* default outputs, of a problem without the member `outputs` */
     /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
      * That member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;
@@ -77,11 +77,12 @@ typedef struct proto_operation {
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members; /* the required members in words, such as "q and caches", for a message */
-    const char *title;   /* how the names of its schemas in the OpenAPI document begin, such as "Decode" */
+    const char *members; /* the required members in words for a message, such as "q and caches" */
+    /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
+    const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
-    /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
+    /* descriptions of the tensors that differ in this operation from attn_tensors[]; NULL: none differ */
     const proto_tensor_doc *tensors;
 } proto_operation;
 
@@ -100,7 +101,7 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
 }
 
 /* Returns whether the operation has work to do after the checks of the body. If not, the route's handler answers as
- * soon as the body has passed them. */
+ * soon as the checks succeed. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->merges || operation->takes_caches || operation->judges;

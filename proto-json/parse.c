@@ -62,8 +62,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* Makes the error for a name that this operation does not take: a member of another operation, an output, or an unknown
- * name. */
+/* Makes the error for a name that the operation `op` does not take: a member of another operation, an output, or an
+ * unknown name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only a problem inside the list `requests` can have this error */
+                         /* only a problem inside the list `requests` gets this error */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -94,8 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward that has the member `context` (the id of a saved forward). The problem comes from
- * the saved forward, so only members that a backward adds may be given. */
+/* Checks the members of a backward that has the member `context` (the id of a saved forward). The context gives the
+ * problem, so only members that a backward adds may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,7 +109,7 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a problem whose keys and values are in caches, as far as this is possible without the caches. */
+/* Checks a problem whose keys and values are in caches, as far as this is possible without reading the caches. */
 static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -141,8 +141,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check is to judge. Whether its shape fits the problem is checked later, when all members have
- * been read. */
+/* Reads a result that a check is to judge. When all members have been read, another function checks whether the
+ * result's shape fits the problem. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -256,7 +256,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* The dtype of the results is checked even if the client wants no output that would have it. */
+    /* The dtype of the results is checked even if the client wants no output of this dtype. */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
@@ -374,7 +374,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Reads an envelope (a body with several problems), {"requests": [...]}. It may have no other member. */
+/* Reads an envelope {"requests": [...]} (a body with several problems). An envelope may have no other member. */
 static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -502,7 +502,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the call now, so it is not freed here */
+        made = NULL; /* the caller owns the call from now on, so the call is not freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -50,21 +50,20 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes matches the tensor's shape and dtype. The reader of a
- * format calls this before the tensor's bytes arrive. `what` is the format's name of that size. An impossible shape
- * passes here, because parse_tensor() refuses it. */
+/* Checks that the size that a body gives for a tensor's bytes fits the tensor's shape and dtype. The reader of a format
+ * calls this before the tensor's bytes arrive. `what` is the format's name of the size. An impossible shape passes
+ * here, because parse_tensor() refuses it later. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value that should be a number, true or false, or an array, and is none of these; "": there is no
- * hint. */
+/* Returns a hint for a value that should be a number, true or false, or an array; "": there is no hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
 /* Returns a hint for a dtype that the tensor cannot have: what to write instead, or how the client can convert the
- * values. `given`: the tensor is an input. */
+ * values. `given`: true for an input, false for an output. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
@@ -75,7 +74,7 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads a tensor of a merge's part, which `object` has as its member `member`. parse_parts_has() must have accepted the
+/* Reads a tensor of a merge's part, which is the member `member` of `object`. parse_parts_has() must have accepted the
  * member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);

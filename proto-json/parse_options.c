@@ -1,5 +1,5 @@
-/* parse_options.c: reads the members of a problem that are not tensors, its options; proto_options[] has a row for
- * each. See parse.c. */
+/* parse_options.c: reads the options, which are the members of a problem that are not tensors. proto_options[] has a
+ * row for each option. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -169,8 +169,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. If `step` is not NULL, the value is one number of a pair, and
- * a number of a pair cannot be left out. */
+/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, and must be given;
+ * NULL: the value stands alone. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the names in the member `outputs`, or in the member that the operation has instead: all tensors, then
- * the numbers of PROTO_COUNT_MAP. */
+/* Upper bound on the names in the member `outputs`, or in the member that `asks` names: all tensors, and the numbers of
+ * PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -285,8 +285,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text if it has the form of an id. strspn() is not used, because it would build its table anew for each of
- * up to a thousand ids. */
+/* Copies the text if it has the form of an id. strspn() would be slower: it would build its table anew for each of up
+ * to a thousand ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {

@@ -17,11 +17,12 @@
 
 #define PARTS "parts"
 
-/* The tensors of a merge's part, and their gradients, in the order in which proto_tensor_name() numbers them. */
+/* The tensors of a merge's part, and the gradients of these tensors, in the order in which proto_tensor_name() numbers
+ * them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of tensor `which` of a part of a merge (0: out, 1: lse). Numbers below ATTN_TENSOR_COUNT are the
- * problem's own tensors. */
+/* Returns the number of the tensor out (which 0) or lse (which 1) of a part of a merge. Numbers below ATTN_TENSOR_COUNT
+ * are the problem's own tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -46,8 +47,8 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix, or NULL
- * if the name has no such prefix. */
+/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix; NULL:
+ * the name does not begin with such a prefix. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -96,7 +97,7 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor, for errors, which also name the
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors have this pointer and name the
  * part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
@@ -145,7 +146,7 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* Makes the error for a body that names parts both in a list and one by one. */
+/* Makes the error for a body that gives the parts of a merge in a list, and also one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;
@@ -243,7 +244,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    /* "nan" is written here, because printf() would also write the sign of a NaN */
+    /* printf() would also write the sign of a NaN */
     if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
@@ -253,8 +254,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf
- * too, unless the request says that empty parts have it. */
+/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf,
+ * unless the request says that empty parts have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;
@@ -262,7 +263,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        /* this cannot fail, because the shape was checked before */
+        /* the call cannot fail, because the shape was checked before */
         (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))

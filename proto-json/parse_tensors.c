@@ -97,7 +97,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* true, because the number of elements is checked elsewhere */
+        return true; /* true, because another function checks the number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -114,7 +114,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype for which a tensor of `elements` elements has this number of bytes; NULL: there is none. */
+/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -133,8 +133,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names the dtype for which this number of bytes would be right, or "" if there is none. Returns
- * `suggestion`. */
+/* Writes a hint that names the dtype with which the tensor would have as many bytes as it was sent with; "": there is
+ * no such dtype. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -168,7 +168,7 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Converts int64 to int32 in place. This is safe, because element i is written where element i / 2 has been read
+/* Converts int64 to int32 in place. This is safe, because int32 element i overwrites an int64 element that was read
  * before. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
@@ -351,8 +351,8 @@ bool proto_may_be_number(attn_tensor_id id)
 }
 
 /* Returns the bytes of a cu_seqlens_k that the parser makes; it has as many numbers as the shape of cu_seqlens_q says.
- * 0: these would be more than `most`, the bytes of all tensors in the body, so the shape of cu_seqlens_q is wrong, and
- * is refused later. */
+ * 0: the bytes would be more than `most`, the bytes of all tensors in the body. The shape of cu_seqlens_q is then
+ * wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");

@@ -61,32 +61,32 @@ extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
 /* Returns the error of a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
 proto_error proto_error_of(attn_status status);
 
-/* Writes the problem document of an error (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and
- * returns its length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3", goes before `pointer` and may be
- * NULL. 4 KiB are always enough. */
+/* Writes the problem document of an error (RFC 9457, with the further members code, request_id, pointer and error) and
+ * a NUL, cut to fit. Returns the document's length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3",
+ * goes before `pointer` and may be NULL. 4 KiB are always enough. */
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
 /* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
- * element, resulting dtype. Every value must fit: int64 into int32, and bool must be 0 or 1. All other dtypes are those
- * of ATTN_DTYPE_MAP. */
+ * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1.
+ * All other dtypes are those of ATTN_DTYPE_MAP. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
-    attn_dtype as;    /* dtype of its elements after they are decoded */
-    size_t bytes;     /* bytes of an element as it is sent, before base64 */
+    attn_dtype as;    /* dtype of the elements after they are decoded */
+    size_t bytes;     /* bytes of an element in a body, before base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes(): whether the tensor may have this dtype in some problem. proto_dtype_list() writes the wire names
- * of all dtypes that it may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether the
- * tensor may have this dtype where it is a result that a check judges. */
+/* proto_dtype_takes(): whether the tensor may have the dtype in some problem. proto_dtype_list(): writes the wire names
+ * of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether
+ * the tensor may have the dtype if it is a result that a check judges. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -94,8 +94,8 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Returns whether these bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
- * below 2^32 in 8 bytes, and '{'. Such a length has NULs, which JSON never has. */
+/* Returns whether the bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
+ * below 2^32 in 8 bytes, and '{'. The 8 bytes then contain NULs, which JSON never has. */
 enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
@@ -113,7 +113,7 @@ typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
     int depth;         /* limit on the nesting of arrays and objects */
     int members;       /* largest number of members of one object */
-    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each of them costs cJSON a node. */
+    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each value costs cJSON a node. */
     int values;
     int batch;            /* largest number of problems in an envelope {"requests": [...]} */
     int64_t tensor_bytes; /* largest size in bytes of all tensors of one body, after decoding */
@@ -125,18 +125,18 @@ typedef struct proto_limits {
         .tensor_bytes = INT64_C(1) << 40                                                     \
     }
 
-enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as this one */
+enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as PROTO_MAX_DEPTH */
 
-/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers.
- * limits.rest_bytes applies if it is less. The header says where the data behind it go, so the receiving thread parses
- * it at once, in 3 ms at most. 64 tensors with their shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python writes them
- * take 46 KiB. */
+/* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
+ * limits.rest_bytes applies instead. The receiving thread parses the header at once, in 3 ms at most, because the
+ * header says where the data behind it go. 64 tensors with their shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python
+ * writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
- * old contents; the block may move. Every tensor in it starts at a multiple of 64 bytes. On an error the old contents
- * stay valid, and the client gets *err unchanged. The parser remembers the size and requests more in steps of
- * PROTO_MEMORY_STEP. A grow() that copies should still enlarge the block in proportion to its size. */
+ * old contents; the block may move. Every tensor in the block starts at a multiple of 64 bytes. On an error the old
+ * contents stay valid, and the client gets *err unchanged. The parser requests more memory in steps of
+ * PROTO_MEMORY_STEP. A grow() that copies should enlarge the block in proportion to its size. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
     attn_status (*grow)(void *context, size_t bytes, void **base, attn_error *err);
@@ -144,7 +144,7 @@ typedef struct proto_memory {
 } proto_memory;
 
 /* Returns an upper bound on the bytes that a parser requests from grow() for a body of `body_bytes` bytes with at most
- * `tensors` tensors. It helps a caller that knows Content-Length. Arrays of numbers in JSON may need more: "0," is two
+ * `tensors` tensors. This is for callers that know Content-Length. Arrays of numbers in JSON may need more: "0," is two
  * bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
@@ -174,28 +174,29 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 /* Returns the number of the tensor with this name in a body, or with `result` in an answer. PROTO_TENSORS: there is
  * none. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of the tensor with this number. Returns `name`. */
+/* Writes the name of tensor `number`. Returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that says which dtypes and axes the tensor has: for parts.3.out it is ATTN_T_out. */
+/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    bool named;    /* true: the body names the tensors one by one, parts.0.out, ...; false: it has a list `parts` */
+    /* true: the body names the tensors one by one, as parts.0.out and so on; false: the body has a list `parts` */
+    bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* first the out and lse of `count` parts, then their `count` gradients; each lse is a natural logarithm, and -inf
-     * in an empty part (no keys) */
+    /* first out and lse of each of the `count` parts, then their gradients; lse is a natural logarithm, and -inf in a
+     * part without keys */
     attn_result at[];
 } proto_parts;
 
-/* One problem of a body. Its inputs point into the caller's memory. Requested outputs have dtype, rank, shape and
- * strides set and data NULL; the caller provides their memory. */
+/* One problem of a body. Its inputs point into the caller's memory. An output that the client wants has a dtype, a
+ * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
     attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
-    /* true: the body gave problem.seed. If it did not, the caller draws a seed for a forward with dropout */
+    /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
     bool has_layout;  /* true: the body gave the member `layout` */
     unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
@@ -204,18 +205,18 @@ typedef struct proto_item {
     int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
     /* forward: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such a problem has only dout and
-     * dlse and is not checked yet; the caller sets its other tensors. */
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
+     * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The problem has the rows to append as k and v and is
-     * not checked yet; the caller sets its other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the rows to append,
+     * and the problem is not checked yet. The caller sets the other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
     /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
-    proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
+    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: that of a row of Q and K */
+    proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: there are none */
     /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
      * keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
@@ -223,7 +224,7 @@ typedef struct proto_item {
     attn_op asked;        /* check: the member `operation`, which says which operation's results are judged */
     int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
     int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
-    /* the error of this problem; if its status is not ATTN_OK, the problem is not run and has no result */
+    /* the error of the problem; if the status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
 
@@ -235,7 +236,7 @@ typedef struct proto_item {
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 
-/* The types of members. Each comment: the form in JSON, and the C type in proto_item. */
+/* The types of a body's members. The comment of each type gives its form in JSON, and the C type in proto_item. */
 typedef enum proto_type {
     PROTO_TYPE_BOOL,   /* JSON true or false; stored as a bool */
     PROTO_TYPE_NUMBER, /* any JSON number; stored as a double */
@@ -275,7 +276,8 @@ typedef struct proto_option {
     /* true: the option may be given with `context` (a saved forward), from which all other options come */
     bool with_context;
     size_t offset; /* offset of the option's value in proto_item */
-    size_t given;  /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
+    /* offset of the bool in proto_item that becomes true if the option is given; 0: the option has no such bool */
+    size_t given;
     int64_t minimum, maximum;
     /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
      * form of the pair */
@@ -286,7 +288,7 @@ typedef struct proto_option {
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
 /* Returns whether the option may be one of the `parameters` of a KServe request. The names of the outputs and their
- * encoding may not: such a request gives these in other places. */
+ * encoding may not, because a KServe request gives them in other places. */
 bool proto_is_parameter(const proto_option *option);
 
 /* Returns whether a single number may replace this tensor, as if the tensor were an option. */
@@ -297,13 +299,14 @@ bool proto_may_be_number(attn_tensor_id id);
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */
-enum { PROTO_REGION_BYTES = 129 }; /* size of a name or a key, with the NUL */
+enum { PROTO_REGION_BYTES = 129 }; /* size in bytes of a region's name or key, with the NUL */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
     int index;                       /* index of the tensor in the inputs or outputs of the body */
-    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory (region) */
-    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
+    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
+    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the size that it
+     * must not exceed */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
     void *to;          /* where the caller must copy the bytes of an input; proto_parser_shared_room() sets it */
@@ -311,13 +314,13 @@ typedef struct proto_shared {
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read: not if the host checks or converts its
- * values. */
+/* Returns whether the tensor may be in memory that only a device can read. False: the host checks or converts the
+ * tensor's values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
-/* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
+/* KServe: a sequence of Triton's protocol. Its keys and values are in a cache of the server. The operation is decode,
  * with sequence_id instead of caches. */
-enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts names of 128 bytes; the NUL is one more */
+enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts sequence ids of 128 bytes; the NUL needs one more byte */
 typedef struct proto_sequence {
     char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request has no sequence */
     bool start, end;
@@ -325,7 +328,7 @@ typedef struct proto_sequence {
 
 /* KServe: the position of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the body does not have it */
+    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the tensor is not in the body */
     bool binary; /* true: the bytes of the tensor are behind the JSON */
     bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
@@ -339,11 +342,11 @@ typedef struct proto_call {
     size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
     /* Only KServe uses the members below. */
-    const proto_model *model; /* the model of the request; NULL in other formats */
+    const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
-    /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each
-     * dlse */
+    /* gradients of a merge's parts that are written as bytes behind the JSON: binary_parts[0] has a bit for each dout,
+     * [1] for each dlse */
     uint64_t binary_parts[2];
     uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
@@ -351,8 +354,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Turns err->member of an error that was found after proto_parser_finish() into a JSON pointer into the body as it was
- * sent. Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
+/* Call this for an error that was found after proto_parser_finish(). Turns err->member, a JSON pointer into a problem
+ * as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -367,17 +370,18 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
     return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
 }
 
-/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in this format can hold
- * only one. */
+/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in `format` can hold only
+ * one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
- * of the answer's tensors; in a merge these include the gradients of the parts. */
+ * of all tensors of the answer, also of the gradients of a merge's parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns an upper bound on tensor numbers: for this number and all larger ones proto_item_result() is NULL. */
+/* Returns an upper bound on tensor numbers: proto_item_result() is NULL for the returned number and for all larger
+ * numbers. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
@@ -387,9 +391,9 @@ attn_merge_problem proto_item_merge(const proto_item *item);
  * item->outputs. INVALID: an output or its dtype does not fit the inputs. */
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
-/* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every forward or
- * backward without `context`, and has checked every merge. For other problems the caller does it after setting their
- * tensors. */
+/* Checks the problem (attn_check) and prepares its outputs. The caller does this for a problem whose tensors the caller
+ * sets. proto_parser_finish() has already done it for every forward or backward without `context`, and has checked
+ * every merge. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -397,8 +401,9 @@ typedef struct proto_parser proto_parser;
 /* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
-/* Tells the parser what the URL and the header fields of a KServe request say. Call this before the first byte. `model`
- * is borrowed. json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
+/* Gives the parser what the URL and the header fields of a KServe request say. Call this before the first byte of the
+ * body. The caller keeps `model`. json_bytes is the value of Inference-Header-Content-Length; -1: the request does not
+ * have it. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
 void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
@@ -416,15 +421,15 @@ size_t proto_parser_skeleton_bytes(const proto_parser *parser);
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
-/* Lists the tensors of a complete body that lie in shared memory: *count of them, inputs first; usually none. Before
- * proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs; otherwise the
- * body is refused. An input whose `device` the caller has set gets no room: the tensor stays there, and the host does
- * not read it. The parser owns the list. */
+/* Lists the tensors of a complete body that lie in shared memory. There are *count of them, usually none; inputs come
+ * first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs;
+ * otherwise the body is refused. If the caller has set `device` of an input, the tensor stays there, gets no room, and
+ * is not read by the host. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
 /* Returns the sequence that a KServe body names. Call this after proto_parser_finish(). If the body was refused, the
- * result contains what could be read of the sequence. NULL: the format has no sequences. */
+ * result contains what could be read of the sequence. NULL: the body's format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
 /* Call this when the body is complete. The caller then owns *call. */
@@ -437,7 +442,7 @@ enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
 /* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
 typedef struct proto_cache {
-    int64_t kv_heads, head_dim, head_dim_v; /* if the body gives no head_dim_v, it is set to head_dim */
+    int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
     int64_t page_size, ttl_s;
     attn_dtype dtype;
     bool latent;
@@ -455,7 +460,7 @@ void proto_cache_clear(proto_cache *cache);
  * read as {}. */
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
 
-/* Reads {"length": n}. *length is -1 if it is neither given nor required. An empty body is read as {}. */
+/* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
 /* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
@@ -469,7 +474,7 @@ attn_status proto_region_read(const void *body, size_t bytes, proto_region *regi
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; each is at most 2^53 */
+    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; both are at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -499,34 +504,34 @@ typedef struct proto_verification { /* the result of `verify`: outputs compared 
 typedef struct proto_result {
     char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
-    char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that this problem made; empty: none */
+    char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that the problem made; empty: none */
     /* After a decode or an append: the new lengths of the cache_count caches. NULL: the operation has no caches. */
     const int32_t *lengths;
     int length_count;
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* set if the item of an observe operation asks for counts */
-    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: none */
+    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: there is no report */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i]. It
- * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
- * twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is never in
- * memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call that is
- * not an envelope has no 200 answer: its error is returned. */
+/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
+ * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
+ * once to know the length (proto_encoder_measure), and again while they are read, so their whole text is never in
+ * memory. request_id goes into the problem documents of failed items of an envelope. If a single problem (without an
+ * envelope) has failed, its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more numbers of arrays, in about 0.1 to 0.3 us each. Returns true when all
- * numbers are measured. */
+/* Measures the text of at most `elements` more elements of arrays of numbers. An element takes about 0.1 to 0.3 us.
+ * Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-/* returns the length of the answer in bytes, and first measures what is not yet measured */
+/* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);
 /* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
  * is no such tensor. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
-/* Reads the next bytes of the answer, at most `capacity`. Returns how many bytes it read; 0 at the end. */
+/* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
 void proto_encoder_free(proto_encoder *encoder);
 

@@ -43,10 +43,10 @@ struct slot {
 
 struct reader {
     proto_limits limits;
-    attn_error error; /* the first error; once it is set, every call returns it */
+    attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* How far the header is read: its length, the scanner that reads it, and its tree. */
+    /* The state of the header: its length, the scanner that reads it, and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
@@ -56,7 +56,7 @@ struct reader {
 
     /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
-    scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
+    scan_extract *extracts; /* the tensors' values; the member `bytes` of each counts its bytes that have arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor. The other members that describe the tensor are left to parse.c. */
+/* Reads the data_offsets of a tensor. parse.c reads the tensor's other members. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -187,8 +187,8 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Returns whether JSON writes values of this type as strings. A string of __metadata__ may then contain the value
- * without quotes of its own. */
+/* Returns whether JSON writes values of this type as strings. If so, a string of __metadata__ may contain the value
+ * without further quotes. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -212,7 +212,7 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* Makes the error for a scale that is neither a number in __metadata__ nor a tensor of the file. */
+/* Makes the error for a scale that the file has neither as a number in __metadata__ nor as a tensor. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -222,8 +222,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__: from the JSON in the string, or else from the string
- * itself, which parse.c then refuses with a reason. */
+/* Makes the value of an option from a string of __metadata__: from the JSON in the string, or if it is not JSON, from
+ * the string itself, which parse.c then refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -244,9 +244,9 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ with which other programs describe their files. They do not concern attention and are
- * ignored. None of them is a member that attnd takes, or a likely misspelling of one. A name that ends with '*' stands
- * for all names with that beginning. */
+/* Members of __metadata__ with which other programs describe their files. The parser ignores them, because they do not
+ * concern attention. None of them is a member that attnd takes, or a likely misspelling of one. A name that ends with
+ * '*' stands for all names that begin so. */
 /* clang-format off */
 static const char *const foreign[] = {
     /* names in __metadata__ of files that PyTorch, transformers and mlx write, such as {"format": "pt"} */
@@ -538,8 +538,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes to `order` the numbers of the outputs in the order of the answer's file: larger elements first, so that each
- * tensor is aligned to its elements. Returns how many there are. */
+/* Writes the numbers of the outputs to `order`, in the order of the answer's file: larger elements come first, so that
+ * each tensor is aligned to its elements. Returns the number of outputs. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);
@@ -573,7 +573,7 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the facts of an answer, such as times, into __metadata__, as strings that contain JSON. A request has its
+/* Writes facts of an answer (members such as times) into __metadata__, as strings that contain JSON. A request has its
  * options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
@@ -598,7 +598,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
+    /* unused: only errors of problems in an envelope have a request_id, and safetensors bodies have no envelope */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -37,13 +37,13 @@ enum state {
     FIRST_NAME,    /* after '{': a member's name or '}' */
     NAME,          /* after ',' in an object: a member's name */
     COLON,
-    AFTER, /* a value is complete: ',' or the end of its object or array must follow */
+    AFTER, /* a value is complete: ',' or the end of the object or array around it must follow */
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
-    LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
-    LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
-    MINUS,     /* inside a number: this state and the next ones are named after the character read last */
+    LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
+    LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
+    MINUS,     /* The states inside a number begin here. Each is named after the character that was read last. */
     ZERO,
     DIGITS,
     POINT,
@@ -74,7 +74,7 @@ struct scan {
     proto_limits limits;
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
-    attn_error error; /* the first error; once it is set, every call returns it */
+    attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
@@ -92,7 +92,7 @@ struct scan {
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* The state of the sinks (where the bytes of a value go): see the comment at the top of this file. */
+    /* where the bytes of the present value go: see "sink" in the comment at the top of this file */
     enum sink sink;
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
@@ -241,7 +241,7 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written them to their
+/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written the bytes to their
  * place. */
 static attn_status extracted(scan *s, size_t bytes)
 {
@@ -309,8 +309,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* Returns why base64 text is wrong if it ends inside a group of four characters. Hexadecimal text may end there too,
- * and gets its own hint. */
+/* Returns why base64 text is wrong if it ends inside a group of four characters. If the text is hexadecimal, the result
+ * is a hint that says so. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -321,7 +321,7 @@ static const char *base64_end_fault(scan *s)
 }
 
 /* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
- * escape is handled here because it is common: some libraries write every slash as "\\/", on average 64 characters
+ * escape, "\\/", is handled here because it is common: some libraries write every slash so, on average 64 characters
  * apart. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
@@ -329,7 +329,8 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* A group of four characters that began in an earlier piece may give three bytes beside those of this piece. */
+    /* a group of four characters that began in an earlier piece may give three bytes more than the characters of this
+     * piece */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -349,7 +350,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Takes the code point that an escape \uXXXX stands for. */
+/* Handles the code point of an escape \uXXXX: adds it to the base64 text or to the word that is being read. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -403,7 +404,7 @@ static attn_status string_begin(scan *s, bool is_name)
     return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
 }
 
-/* Reads a string's bytes from *text on, up to its end, an escape, or the end of the piece. */
+/* Reads the bytes of a string from *text on, up to the end of the string, an escape, or the end of the piece. */
 static attn_status string(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text, *p = begin;
@@ -414,7 +415,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* escaped quotes are handled in a fast loop here, because a string that contains JSON has many of them */
+        /* a fast loop for escaped quotes, because a string that contains JSON has many */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -447,7 +448,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* an error in base64 text stopped the decoder here; the next round reads the remainder as plain text */
+        /* an error in base64 text stopped the decoder, so the next round reads the remainder as plain text */
     } else {
         return ATTN_OK;
     }
@@ -520,8 +521,8 @@ static attn_status push(scan *s, bool object, uint64_t at)
     return ATTN_OK;
 }
 
-/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, while
- * they are the last value in memory. */
+/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, because
+ * they are still the last value in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -555,7 +556,8 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The most characters that numbers_read() gets at once. This limits the memory that is reserved before it runs. */
+/* The largest number of characters that numbers_read() gets at once. It limits the memory that is reserved for the
+ * elements. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -577,8 +579,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
 /* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine reads the remainder of the array without storing it. It starts at the beginning of the bad token (number or
- * word), of which a part was taken before. `at`: the first byte that was not taken. */
+ * machine reads the remainder of the array without storing it, from the beginning of the bad token (number or word) on.
+ * A part of the token was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -596,7 +598,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* Reads the next piece of the array, and moves *text behind the bytes that it used. */
+/* Reads the next piece of the array, and moves *text behind the bytes read. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -688,7 +690,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* Reads [text, end). The first of these bytes is byte `at` of the body. */
+/* Reads [text, end). The byte at `text` is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;

@@ -29,13 +29,13 @@ typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
 #define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
-/* Why a value could not be decoded. Its scan_extract has `reason` and the details. */
+/* Why a value could not be decoded. The value's scan_extract has `reason` and the details. */
 typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
-    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype, which the body gave behind the array */
+    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype; the body gave the dtype behind the array */
 } scan_fault;
 
 /* A tensor value that was extracted from the body. */
@@ -51,7 +51,7 @@ typedef struct scan_extract {
     void *device;
     size_t bytes;
     int64_t elements; /* number of elements of an array */
-    int rank;         /* depth of an array's nesting, 1 for a flat one */
+    int rank;         /* depth of an array's nesting, 1 for a flat array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
@@ -63,14 +63,14 @@ typedef struct scan scan;
 
 /* Makes a scanner. It copies `limits` and `memory`. NULL: out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-/* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
+/* Makes a scanner for JSON without tensor values. It extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
  * infinities, true and false (for bool) have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* does nothing if `s` is NULL */
 
-/* Takes the next piece of the body. After an error every later call returns the same error. */
+/* Takes the next piece of the body. After an error every later call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
 /* Call this when the body is complete. INVALID: the body's value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
@@ -79,27 +79,28 @@ attn_status scan_finish(scan *s, attn_error *err);
  * not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
 int scan_values(const scan *s); /* number of JSON values in the rest (the body without tensor values) */
-/* Returns the bytes that the rest and the list of extracted values occupy now. This may be called at any time. */
+/* Returns the bytes that the rest (the JSON without tensor values) and the list of extracted values occupy now. The
+ * call is allowed at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory for extracted values: how it grows, and how much of it there is. */
+/* The caller's memory for extracted values: how the memory grows, and how much memory there is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
     size_t have; /* number of bytes that grow() (of proto_memory) has provided */
 };
 
-/* Returns the struct that describes the memory of extracted values, which the scanner owns. After scan_finish() more
- * bytes may be put into that memory. */
+/* Returns the scanner's struct that describes the memory of extracted values. After scan_finish() the caller may put
+ * more bytes into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. It takes as many of the
+/* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. Takes as many of the
  * `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);

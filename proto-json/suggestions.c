@@ -12,8 +12,8 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Places (operations) that occur together in rows of hints. A hint must not name a member that one of its places does
- * not take. */
+/* Places (operations) that occur together in rows of hints. A hint may name a member only if all its places take the
+ * member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -283,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* words for facts that the server reads from the shapes of the tensors */
+    /* words for sizes that the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -558,8 +558,8 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes what
-     * follows NumPy's sign for the order of bytes. */
+    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes "f4",
+     * without NumPy's sign for the order of bytes. */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;
@@ -586,7 +586,8 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* the hint holds if the text before the bad character is exactly this; NULL: for any text */
+    /* the hint holds if the text before the bad character is exactly `begins`; NULL: for any text */
+    const char *begins;
     char found;
     const char *suggestion;
 } texts[] = {
@@ -629,8 +630,8 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
     /* numbers of bytes; text that gives fewer than LEAST bytes is never called hexadecimal, because base64 may look
      * like hexadecimal digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* base64 of zeros has only the character 'A', which is also a hexadecimal digit; text counts as hexadecimal only if
-     * it has a decimal digit */
+    /* text counts as hexadecimal only if it has a decimal digit: base64 of zeros has only the character 'A', which is
+     * also a hexadecimal digit */
     bool digit = false;
     /* text of hexadecimal digits has no padding, and thus gives whole groups of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
@@ -688,7 +689,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* The letters that begin none of the words null, true, false, NaN, Infinity, None, True, False. */
+/* The letters with which none of the words null, true, false, NaN, Infinity, None, True, False begins. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -698,11 +699,11 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint holds if the character was found at this place in the JSON; SUGGESTION_OTHER: at any place */
+    /* the hint holds if the character was found at `place` in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
-    /* the hint holds if the character is at most this many bytes from the start of the body; 0: anywhere */
+    /* the hint holds if the character is at most `before` bytes from the start of the body; 0: anywhere in the body */
     int before;
-    const char *found; /* the hint is for each of these characters; an empty text: for a NUL */
+    const char *found; /* the characters that have this hint; an empty text: the NUL has it */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
@@ -731,7 +732,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* an 'I' begins Infinity, and may follow a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* 'I' begins Infinity, also after a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

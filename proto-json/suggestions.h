@@ -1,6 +1,6 @@
 /* suggestions.h: hints about words and values of other programs, and what this server takes instead. The tables are
- * read only after a refusal, so they cost a correct request nothing. To add a hint, add a word to a row of
- * suggestions.c, or add a row. */
+ * read only after a refusal, so correct requests take no longer. To add a hint, add a word to a row of suggestions.c,
+ * or add a row. */
 #ifndef SUGGESTIONS_H
 #define SUGGESTIONS_H
 
@@ -15,25 +15,24 @@
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
-#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
+#define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the server's own name of this dtype */
 /* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
  * name. */
 
-/* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
- * of these words. Spaces separate words, and also places. If the hint quotes the name of a member, as in 'causal', that
- * member must exist in all places of the row. */
+/* A row of hints: words that clients write by mistake, the places in a body where clients write them, and the hint,
+ * which is the same for all words. Spaces separate words, and also places. If the hint quotes the name of a member, as
+ * in 'causal', that member must exist in all places of the row. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
 extern const struct suggestion suggestions[]; /* the last row has places == NULL */
 
-/* Returns the hint for an unknown word at this place, such as "write 'causal'"; NULL: the tables have none. Case and
+/* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Case and
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
 /* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
- * the topic; NULL: no part does. It is used for words without a hint of their own. `place` is as for
- * suggestion_of(). */
+ * the topic; NULL: no part does. This is for words without a hint of their own. `place` is as for suggestion_of(). */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 
@@ -44,8 +43,9 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 /* Returns whether the dtype's name says that numbers are big-endian, as ">f4" does. */
 bool suggestion_big_endian(const char *dtype);
 
-/* Returns a hint for text that is not base64: what the text seems to be, and what to do; NULL: unknown. `head` is the
- * start of the text, up to a few characters of valid base64. `position` is that of the bad character `found`. */
+/* Returns a hint for text that is not base64: what the text seems to be, and what to do. NULL: the text looks like
+ * nothing known. `head` is the start of the text, up to a few characters of valid base64. `position` is the position of
+ * the bad character `found`. */
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
@@ -57,8 +57,8 @@ extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
 extern const char suggestion_typed_array[];
 
-/* Returns a hint for bytes that are a whole file instead of a tensor's values: which kind of file, and what to do.
- * NULL: the bytes are no known kind of file. */
+/* Returns a hint for bytes that are a whole file instead of a tensor's values: which kind of file it is, and what to
+ * do. NULL: the bytes are no known kind of file. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is

@@ -13,8 +13,8 @@
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* Memory for trees that are read once and freed together. Between tree_enter() and tree_leave() the thread's calls of
- * cJSON, tree_parse() and tree_of_text() allocate from it, and cJSON_Delete() does nothing. A thread enters one memory
- * at a time. A zeroed struct is an empty memory. */
+ * cJSON, tree_parse() and tree_of_text() allocate from this memory, and cJSON_Delete() does nothing. A thread enters
+ * one memory at a time. A zeroed struct is an empty memory. */
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
@@ -28,31 +28,31 @@ void tree_forget(struct tree_memory *memory);
 /* Parses a rest (a body's JSON without tensor values, scan.h) of `bytes` characters into a tree. The thread must have
  * entered a tree_memory. NULL: out of memory; there is no other error. */
 cJSON *tree_parse(const char *rest, size_t bytes);
-/* Parses the JSON that a client's string contains into a tree. *value stays NULL if the string is not JSON. *values
- * counts the values read so far, up to limits->values. TOO_LARGE: limits->values or another limit is exceeded. The
- * thread must have entered a tree_memory. */
+/* Parses the JSON in a client's string into a tree. *value stays NULL if the string is not JSON. *values counts the
+ * values read so far, up to limits->values. TOO_LARGE: limits->values or another limit is exceeded. The thread must
+ * have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* the largest integer up to which programs that read JSON numbers as doubles read all integers exactly */
+/* programs that read JSON numbers as doubles read integers up to this one exactly */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
 /* Returns the client's number as it was written; NULL: the value is not a number. */
 const char *tree_number(const cJSON *value);
-/* Returns whether the value is an integer literal within the limits. Such a literal has no fraction (1.0 is refused
+/* Returns whether the value is an integer literal within the limits. An integer literal has no fraction (1.0 is refused
  * too), no exponent, and is not -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
-/* Writes the value into `quote` for a message; a short value is written whole. Returns `quote`. */
+/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
 enum { TREE_QUOTE_BYTES = 48 };
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
-/* Writes a hint about an unknown word, to stand at the end of a message: what to write instead, from suggestions.c or
- * as the most similar name; "": there is none. */
+/* Writes a hint about an unknown word, which stands at the end of a message. The hint is from suggestions.c, or names
+ * the most similar name. "": there is no hint. */
 enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
@@ -61,13 +61,13 @@ const char *tree_suggestion(const char *place, const struct text_nearest *best, 
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a message repeats */
+enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name that a message repeats, in bytes */
 
-/* Makes the error for a name that is not a member of `outer` (NULL: of the body). `place` is a place as in
- * suggestions.h. `listed` names the members of `outer`, or says where they are listed. */
+/* Makes the error for a name that is not a member of `outer` (NULL: of the body). suggestions.h lists the values of
+ * `place`. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
-/* Returns whether this member's name occurred in the object before. tree_twice() makes the error for a repeated
+/* Returns whether the name of `member` occurred earlier in the object. tree_twice() makes the error for a repeated
  * name. */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);

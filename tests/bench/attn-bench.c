@@ -43,7 +43,7 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* Gradients of options, which are computed only if --grads names them. */
+/* Gradients of options. They are computed only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
@@ -54,10 +54,11 @@ struct options {
     bool reading;
     int sequences; /* packed sequences: their number and their lengths; B, Sq and Sk are then ignored */
     int32_t lengths[MOST_SEQUENCES];
-    int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
+    /* FlashMask of this many equal documents, in which each query sees only keys of its own document; 0: no mask */
+    int64_t documents;
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* all batch rows share their pages; only the last page of each row is its own */
+    bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
@@ -66,8 +67,8 @@ struct options {
     bool biased;        /* a bias of [1, 1, Sq, Sk] */
     bool each_head;     /* bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
     bool forward_first; /* a backward computes out and lse itself instead of receiving them */
-    /* The bias is a mask as in Hugging Face's 4-D masks: hidden_bias (the lowest float32) for later keys and for the
-     * first `padded` keys, and 0 for all others. Otherwise the bias is random. */
+    /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and
+     * for the first `padded` keys, and 0 for all other keys; false: the bias is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
@@ -108,8 +109,9 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform ones. Only the first PATTERN
- * numbers differ; the rest repeats them. PATTERN is prime, so that no kernel can benefit from the repetition. */
+/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
+ * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the
+ * repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -140,8 +142,8 @@ struct block {
     int64_t bytes;
 };
 
-/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many of its first keys each row shares
- * with others). */
+/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many first keys each batch row shares
+ * with other rows). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call; every failure ends the program */
@@ -178,7 +180,7 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* Makes an int32 tensor with these values, on the host and on the device. */
+/* Makes an int32 tensor with the values `values`, on the host and on the device. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -199,8 +201,8 @@ static int64_t pages_of(const struct options *o)
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Without the option forks, each row's keys lie in pages of their own; with it, a
- * row's keys lie in the first row's pages except for the last page. */
+/* Fills the page table in random order. Without the option forks, each row has pages of its own. With forks, each row
+ * has the pages of the first row, and a last page of its own. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -250,8 +252,8 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random share of the keys, with the same seed in each run. Each row keeps its first
- * key. */
+/* Fills a keep_mask that keeps a random share of the keys, and the first key of each row. The seed is the same in each
+ * run. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -307,7 +309,7 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    /* FlashMask: hides a document's keys from the rows before its start and behind its end */
+    /* FlashMask: queries before the start or behind the end of a key's document do not see the key */
     if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
@@ -489,7 +491,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* as many calls as fill RUN_MS: a single short call would measure how long the host takes to queue it */
+    /* as many calls as fill RUN_MS: the time of a single short call would be the time in which the host queues it */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -529,7 +531,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (o->truth) continue; /* attn_truth_some() writes its own results and none of the problem's tensors */
+        if (o->truth) continue; /* attn_truth_some() writes results of its own, and no tensor of the problem */
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -619,8 +621,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed
-     * ones */
+    /* times packed sequences, and then sequences of equal lengths with as many pairs of a query and a key */
     o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
@@ -738,7 +739,7 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    /* the first size fits into a core's cache, the second does not */
+    /* the first size fits into a core's cache, and the second size does not */
     const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
@@ -1037,7 +1038,8 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* the number that may follow --bias can be negative, although it then looks like an option */
+        /* the number that may follow --bias can be negative, and is not an option although it begins with '-' */
+        case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
@@ -1128,7 +1130,8 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    { /* each row is printed with the command that repeats it; in JSON mode the command goes to stderr */
+    /* each row is printed with the command that measures the same row again; in JSON mode the command goes to stderr */
+    {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);
         for (int n = 0; n < argc; n++) fprintf(to, " %s", argv[n]);

@@ -47,11 +47,12 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
     double scale, softcap, dropout; /* scale of 0 means the default */
-    /* the bias that hides a pair of query and key: pairs above the causal diagonal, and pairs with one of the first
-     * `padded` queries or keys; 0: no bias */
+    /* the bias of a hidden pair of query and key; hidden are pairs above the causal diagonal, and pairs with one of the
+     * first `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
-    double v_size, lse; /* v_size: factor for v; lse: value for every lse; where a member is 0, nothing is changed */
+    /* v_size: factor by which v is multiplied; lse: the value of every lse; 0: v, or lse, stays as it is */
+    double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
@@ -137,7 +138,7 @@ struct machine {
     bool by_processor; /* the measured time is processor time, not the device's clock */
 };
 
-/* Each tensor of a problem: on the host, and on the device. */
+/* Memory of one tensor of a problem, on the host and on the device. */
 struct block {
     void *host, *device;
     int64_t bytes;
@@ -305,7 +306,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses there. */
+/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses on the device. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;
@@ -357,7 +358,7 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem and prints its line. Returns whether the estimate of its time is off by a factor below
+/* Measures a problem and prints a line about it. Returns whether the estimate of its time is off by a factor below
  * MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {

@@ -87,8 +87,8 @@ int main()
     cudaMalloc(&memory, 4096);
     float *const x = (float *)memory;
     check(nullptr, copies<true, true>, 64, x);
-    /* copies<true, false> has a race: its bytes are read without a barrier. Whatever the emulator says of it is
-     * accepted. */
+    /* copies<true, false> reads its bytes without a barrier, which is a race. The check accepts any message of the
+     * emulator about it. */
     check("", copies<true, false>, 64, x);
     check("cp.async", copies<false, true>, 64, x);
     check("was written while a cp.async", stores_under_a_copy, 32, x);

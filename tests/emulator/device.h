@@ -27,7 +27,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
-#define __log2f         log2f /* renamed because the C library has a function __log2f too */
+#define __log2f         log2f /* renamed, because the C library also has a function __log2f */
 
 #define threadIdx (emu::self->index)
 #define blockIdx  (emu::block_index())
@@ -151,7 +151,7 @@ static inline size_t __cvta_generic_to_shared(const void *p)
     return emu::shared_address(p);
 }
 
-/* a plain addition is atomic here, because one fiber (CUDA thread) runs at a time */
+/* a plain addition is atomic in the emulator, because one fiber (CUDA thread) runs at a time */
 template <class T> T atomicAdd(T *to, T x)
 {
     const T before = *to;
@@ -227,8 +227,8 @@ static inline float __fdividef(float x, float y)
 {
     return x / y;
 }
-/* The compiler does not contract these operations to fused multiply-adds (-ffp-contract=off), so each of them rounds
- * once. */
+/* The compiler does not contract the operations below to fused multiply-adds (-ffp-contract=off), so each of them
+ * rounds once. */
 static inline float __fadd_rn(float x, float y)
 {
     return x + y;

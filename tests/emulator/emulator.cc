@@ -36,7 +36,7 @@ struct named_barrier {
     /* for barrier_all(): whether some thread passed false; one element for the barrier's uses with even numbers, one
      * for odd ones */
     bool objected[2];
-    /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
+    /* for the race check: epochs (counts of barriers) of the warps that have arrived at the barrier */
     clocks clock;
 };
 
@@ -47,8 +47,8 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait: at first those found when the copy was issued, then the copied
-     * ones. If another value is there, a thread has written to the target of the copy, which is an error. */
+    /* The bytes that must be at `to` until the wait: first the bytes found when the copy was issued, then the copied
+     * bytes. If `to` has other bytes, a thread has written to the target of the copy, which is an error. */
     char there[PIECE];
 };
 
@@ -63,7 +63,7 @@ struct static_place {
     char *memory;
 };
 
-/* One of the RESIDENT slots for blocks that run at the same time. */
+/* One of the RESIDENT slots. A slot has one block, and the blocks of all slots run at the same time. */
 struct block {
     bool running;
     int64_t number;
@@ -73,8 +73,8 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    /* what each thread passes to a collective (an instruction that all execute together) of its warp, its warpgroup or
-     * its block */
+    /* what each thread passes to a collective (an instruction that all threads execute together) of its warp, its
+     * warpgroup and its thread block */
     void *brought[3][THREADS];
     char *stacks[THREADS];
     copies queues[THREADS];
@@ -84,7 +84,7 @@ struct block {
     std::vector<static_place> places;
     uint32_t pattern; /* the 4-byte pattern with which shared memory begins */
     race_watch races;
-    /* for each 16-byte piece of shared memory: the number of copies to it that were not waited for */
+    /* for each 16-byte piece of shared memory: the number of copies to it that no thread has waited for */
     uint8_t in_flight[SHARED_MOST / PIECE];
 };
 
@@ -103,8 +103,8 @@ struct {
     void *context;
     /* a warp executes at most 2^longest collectives (instructions of a whole warp) before another warp may run */
     int longest;
-    unsigned lateness; /* of 4 copies, the number that happen only at the last possible moment */
-    bool starves;      /* true in launches that starve warps: they run only when no other warp can */
+    unsigned lateness; /* how many of 4 asynchronous copies happen only at the last possible moment */
+    bool starves;      /* true in launches that starve warps (a starved warp runs only when no other warp can) */
 } now;
 
 block *resident[RESIDENT];
@@ -114,8 +114,9 @@ void *launch_failed_at[5]; /* in run() */
 uint64_t state;
 uint64_t starved;       /* one bit per warp: a starved warp runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
-int starved_for;        /* the set of starved warps stays the same for this many scheduling decisions */
-/* number of collectives (instructions of a whole warp) that may be executed before another warp gets its turn */
+int starved_for;        /* number of scheduling decisions before other warps may be starved */
+/* number of collectives (instructions of a whole warp) that the running warp may still execute before another warp gets
+ * its turn */
 int burst;
 
 } // namespace
@@ -169,7 +170,7 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    /* a jump instead of ret, because the processor would wrongly predict that ret returns to the fiber that was left */
+    /* a jump instead of ret, because the processor would predict wrongly where ret returns to */
     "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
@@ -212,7 +213,7 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
@@ -259,13 +260,13 @@ static void mark_ready(fiber *f)
     f->waits_on = nullptr;
 }
 
-/* Returns the lanes of the warp that are starved now: they run only when no other lane can. */
+/* Returns the lanes of the warp that are starved now (that run only when no other lane can). */
 static uint32_t asleep(const warp_state *w)
 {
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns a ready fiber among `lanes`: the first one at or after lane w->turn, cyclically. */
+/* Returns a ready fiber among `lanes`: the first fiber at or after lane w->turn, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
@@ -320,7 +321,7 @@ static fiber *choose(bool hungry)
     return nullptr;
 }
 
-/* Returns a fiber that may run, of any resident block. Ends the launch with "deadlock" if none can. */
+/* Returns a fiber that may run, of any resident block. If no fiber may run, ends the launch with "deadlock". */
 static fiber *schedule()
 {
     burst = 1 << random() % (unsigned)(now.longest + 1);
@@ -334,7 +335,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* If only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight. */
+        /* if only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -394,7 +395,7 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run again */
+        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run on */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();
@@ -736,15 +737,15 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    /* In one case of four, other threads run before the copy is made. They find the old bytes if they read its target
-     * too early. */
+    /* In one case of four, other threads run before the copy is made. If they read the target too early, they find the
+     * old bytes. */
     if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }
 
 /* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
 
-/* The first function on a fiber's stack. It never returns: it ends with a switch to another fiber. */
+/* The first function on a fiber's stack. It never returns, but ends by switching to another fiber. */
 static void fiber_main()
 {
     now.body(now.context);
@@ -819,8 +820,8 @@ static void begin(block *b, int64_t number)
         f.copies->list.clear();
         f.copies->first = 0;
         f.copies->group = 0;
-        /* The fibers' stacks begin at different offsets within a page. Otherwise their tops would compete for a few
-         * lines of the cache. */
+        /* The fibers' stacks begin at different offsets within a page. Otherwise the tops of all stacks would compete
+         * for a few lines of the cache. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
         /* at a function's entry the stack pointer is 8 bytes off a multiple of 16, as after a call */
         top[0] = (void *)fiber_main;
@@ -832,7 +833,7 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        self = b->fibers; /* any fiber of the block identifies the block to the functions called below */
+        self = b->fibers; /* any fiber of the block serves to tell the functions called below which block it is */
         b->work->block_ends();
         self = nullptr;
     }
@@ -840,7 +841,7 @@ static void end(block *b)
     b->running = false;
 }
 
-/* Runs all blocks of a launch, up to RESIDENT of them interleaved. */
+/* Runs all blocks of a launch. Up to RESIDENT blocks are interleaved. */
 static void run_blocks(const void *kernel)
 {
     if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||

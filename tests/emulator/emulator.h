@@ -53,12 +53,12 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* size: number of threads; live: those that have not ended; arrived: those that have arrived at the collective
-     * `name` */
+    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that have
+     * arrived at the common instruction `name` */
     int size, live, arrived;
     unsigned round;
     const char *name;
-    void **brought; /* the pointer that each thread passed to the collective */
+    void **brought; /* the pointer that each thread passed to the common instruction (collective) */
 };
 
 struct warp_state : team {
@@ -70,7 +70,7 @@ struct warp_state : team {
 struct fiber {
     void *stack_pointer; /* the fiber's saved stack pointer, valid only while the fiber does not run */
     uint3 index;         /* threadIdx */
-    int thread;          /* the thread's linear index in its block */
+    int thread;          /* the thread's linear index in its thread block */
     bool ended;
     struct block *block;
     warp_state *warp;
@@ -100,7 +100,7 @@ uint3 block_index();
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* true: failures are not printed, as in can_fail.cu, which provokes them */
+extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
 
 /* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
 uint64_t random();
@@ -125,14 +125,14 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* waits until the team's collective may be complete; the caller must check that again */
+/* waits until the instruction of the whole team may be complete; the caller must check again whether it is */
 void await(team &t, const char *name);
 void release(team &t);
 
 /* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
  * The last thread to come calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
- * change. Then all threads go on. With `whole` it is an error if a thread of the team has ended; otherwise all[n] of an
- * ended thread is NULL. */
+ * change. Then all threads go on. `whole`: it is an error if a thread of the team has ended; otherwise all[n] is NULL
+ * for such a thread. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -181,7 +181,7 @@ uint32_t shared_bytes();
 /* Returns the host pointer to a shared address. Fails unless all bytes lie in the block's shared memory and the address
  * is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
@@ -200,8 +200,8 @@ template <class T> T &static_shared()
 void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16);
 void cp_async_commit();
 void cp_async_wait(int newest);
-/* Returns 16 bytes of shared memory that an instruction of `thread` reads. Fails if a copy to them is not complete, or
- * if they race with another thread's store. */
+/* Returns 16 bytes of shared memory that an instruction of `thread` reads. Fails if a copy to these bytes is not
+ * complete, or if the read races with another thread's store. */
 const char *shared_row(int thread, uint32_t address, const char *what);
 /* Records that an instruction of `thread` writes shared memory at `address`. Fails if the write races with another
  * thread's access. */
@@ -209,11 +209,11 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
 
-/* Does the asynchronous work of one block: TMA copies and tensor core products (sm90.cc). Code that needs an agent
- * creates it at its first use. */
+/* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
+ * at its first use. */
 struct agent {
-    /* Does some of the agent's work and returns true; false: there was none. The scheduler calls it now and then, and
-     * with `must` when no fiber can run. */
+    /* Does some of the agent's work (copies, products) and returns true; false: there was none. The scheduler calls
+     * this now and then. `must`: no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
@@ -236,7 +236,7 @@ struct launch_shape {
 void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
          void *context);
 
-/* Launches a kernel: translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by this. `where` is the
+/* Launches a kernel: translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by a launcher. `where` is the
  * launching function with its template arguments, for messages. */
 template <class... P> struct launcher {
     const char *name, *where;

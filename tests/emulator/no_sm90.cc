@@ -1,5 +1,5 @@
-/* no_sm90.cc: replaces the folder kernels/cuda/sm90 in builds for older chips. The dispatcher never selects its kernels
- * there. */
+/* no_sm90.cc: replaces the folder kernels/cuda/sm90 in builds for older chips, for which the dispatcher never selects a
+ * kernel of that folder. */
 #include <cuda.h>
 
 #include "kernels/cuda/common/kernels.h"

@@ -19,7 +19,7 @@ void watch_begin(race_watch &w)
         memset(w.records, 0, bytes);
         w.now = clocks();
     }
-    /* the block before has ended, so its accesses come before those of all warps of this block */
+    /* the previous thread block has ended, so its accesses come before those of all warps of the next block */
     for (int warp = 0; warp < WARPS; warp++) w.after[warp] = w.now;
     for (int warp = 0; warp < WARPS; warp++) w.now.epoch[warp]++;
 }

@@ -26,32 +26,32 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The accesses to two bytes of shared memory that are remembered: the last store, and the last load of each of two
- * warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0: no
- * access. */
+/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of each
+ * of two warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0:
+ * no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
-    clocks now; /* the present epoch of each warp: a count of the barriers that it has passed */
+    clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
     /* after[w]: for each warp, the last epoch (count of barriers) whose accesses a barrier has put before those of warp
      * w */
     clocks after[WARPS];
     access_record *records;
 };
 
-/* begins the check of a thread block: forgets the accesses of the block before */
+/* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have met at a barrier. What they do next comes after the epochs (counts of
+/* Records that the warps in `warps` have met at a barrier. Their later accesses come after the epochs (counts of
  * barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);
 void watch_everything(race_watch &w, int warp);
 /* Records an access by `thread` of `bytes` bytes at offset `at` of shared memory. Returns the thread with which the
- * access has a race, or -1 if it has none. */
+ * access has a race; -1: there is no race. */
 int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store);
 
 } // namespace emu

@@ -42,8 +42,8 @@ bool overlap(const span &a, const span &b)
     return a.from < b.to && b.from < a.to;
 }
 
-/* Returns the address to which a swizzle of `width` bytes moves a 16-byte piece. It xors address bits from bit 7 on
- * into the bits from bit 4 on. */
+/* Returns the address to which a swizzle of `width` bytes moves a 16-byte piece. The swizzle xors address bits from bit
+ * 7 on into the bits from bit 4 on. */
 uint32_t swizzled(uint32_t address, uint32_t width)
 {
     return address ^ ((address >> 7 & (width / 16 - 1)) << 4);
@@ -109,8 +109,8 @@ struct copy {
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
-/* The 64 x N sums of a warpgroup's products in flight. A thread takes part from its first product to the wait that
- * covers its last product. */
+/* The 64 x N sums of a warpgroup's products in flight. A thread takes part from its first product to the wait for its
+ * last product. */
 struct accumulator {
     int N, users;
     int64_t last_group;
@@ -131,7 +131,7 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 struct entry {
     instruction kind;
     int number = 0; /* for a wait: the number of groups that may stay in flight */
-    /* numbers of threads that have issued the instruction, and that have waited for it */
+    /* arrived: number of threads that have issued the instruction; waited: number of threads that have waited for it */
     int arrived = 0, waited = 0;
     int lanes[4] = {}; /* number of threads of each warp that issued the instruction */
     /* Only the log entries of products use the following members. */
@@ -147,8 +147,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* next: log entry number of the thread's next instruction; covered: it has waited for all products before this
-     * entry */
+    /* next: log entry number of the thread's next instruction; covered: the thread has waited for all products before
+     * this entry */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -157,11 +157,11 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    /* number of the first entry that the log still has, counted from the begin of the block */
+    /* number of the first entry that the log still has, counted from the begin of the thread block */
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
     int64_t groups = 0; /* number of commits among the entries carried out */
-    /* for products that are computed warp by warp (eager): each warp's rows are done before this log entry */
+    /* for eager products (computed warp by warp): each warp's rows of products before this log entry are done */
     int64_t rows_done[4] = {};
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
@@ -183,7 +183,8 @@ struct engine : agent {
     std::deque<warpgroup> groups;
     /* stores: number of ordinary stores to shared memory; fenced: how many of them the last proxy fence covers */
     uint32_t stores = 0, fenced = 0;
-    /* For each 16-byte piece of shared memory: the number of its last ordinary store; 0: none since a TMA load. */
+    /* For each 16-byte piece of shared memory: the number of the last ordinary store to it; 0: there was none since a
+     * TMA load. */
     std::vector<uint32_t> written;
     int pool = 0;               /* registers that setmaxnreg has released and no warp has taken */
     std::vector<int> registers; /* by warp */
@@ -398,8 +399,8 @@ void engine::perform(const copy &c)
     }
 }
 
-/* Fails if an ordinary store to this shared memory was not followed by a proxy fence: without one, TMA and products may
- * not see the store. */
+/* Fails if an ordinary store to the memory `all` was not followed by a proxy fence. Without a fence, TMA and products
+ * may not see the store. */
 void engine::check_fenced(const span &all, const char *what)
 {
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++)
@@ -417,7 +418,7 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
     /* Only products of the thread's own warpgroup are checked. A store to memory that a product of another warpgroup
-     * reads may be harmless, because it may repeat the value that is there. */
+     * reads may be harmless, because it may store the value that is already there. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -458,7 +459,7 @@ copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_
     return c;
 }
 
-/* Makes a copy of contiguous bytes, as if they were a tensor with one axis. */
+/* Makes a copy of contiguous bytes, like a copy of a tensor with one axis. */
 copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
 {
     copy c = {};
@@ -672,8 +673,8 @@ void multiply_columns(float *d, const float *A, const float *B, int rows, int N,
     }
 }
 
-/* Computes 8 columns of a product of e4m3 as the tensor core does: it truncates each addend at 2^-13 of the power of
- * two at or below the largest addend. */
+/* Computes 8 columns of a product of e4m3 as the tensor core does, which truncates each addend at 2^-13 of the largest
+ * addend's power of two. */
 void multiply_columns_short(float *d, const float *A, const float *B, int rows, int N, bool accumulate)
 {
     const int K = 32;
@@ -749,11 +750,11 @@ void engine::carry_out(warpgroup &g)
     entry &e = g.at(g.done);
     if (e.rows != 15) carry_out_rows(e, 15 & ~e.rows);
     g.done++;
-    ready(g, true); /* skips the log entries behind this product that are no products */
+    ready(g, true); /* skips the log entries behind the present product that are no products */
 }
 
-/* Computes warp w's rows of the eager products (computed warp by warp) before entry `until`, all of which the warp has
- * issued. It stops where rows of an earlier product are missing. */
+/* Computes warp w's rows of the eager products (products computed warp by warp) before entry `until`, which warp w has
+ * issued. Stops where rows of an earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];
@@ -765,8 +766,8 @@ void engine::carry_out_early(warpgroup &g, int w, int64_t until)
     }
 }
 
-/* Sums in flight hold this signalling NaN plus the register's number. Arithmetic on it makes it quiet, so the wait
- * notices. */
+/* The registers of sums in flight hold POISON plus the register's number, a signalling NaN. Arithmetic turns it into a
+ * quiet NaN, which the wait notices. */
 const uint32_t POISON = 0x7fa5a000;
 
 /* Returns where register i of a thread belongs in the 64 x N sums. */
@@ -815,8 +816,8 @@ void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma
                values + n * in_register, (size_t)in_register * 4);
 }
 
-/* Returns the log entry of this thread's next instruction, and fails if another thread of the warpgroup issued a
- * different instruction there. `first`: this thread is the first. */
+/* Returns the log entry of the calling thread's next instruction. Fails if another thread of the warpgroup issued a
+ * different instruction there. `first`: the calling thread is the first of its warpgroup at this entry. */
 entry &next_entry(engine &e, instruction kind, int number, bool &first)
 {
     const int t = thread() % GROUP;
@@ -837,7 +838,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes the log entries that no thread needs any more. */
+/* Removes the log entries that no thread will need. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -863,7 +864,7 @@ void wgmma_issue(const wgmma_operation &x)
         p.group = s.commits;
         p.late = chance(2);
         p.eager = chance(4);
-        /* the product before this one is not committed yet, so this one belongs to the same group */
+        /* the previous product is not committed yet, so this product joins the group of the previous one */
         if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT)
             p.late = g.at(g.end() - 2).late, p.eager = g.at(g.end() - 2).eager;
         if (x.N % 8 || x.N < 8 || x.N > MOST_N) fail("wgmma: N = %d", x.N);
@@ -1001,7 +1002,8 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        /* n: a row of one of the four 8 x 8 matrices. Its eight elements lie in four lanes, two elements in each. */
+        /* n: a row of one of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
+         * each. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
@@ -1013,8 +1015,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* n: a row of one of the four 8 x 8 matrices. Its element c lies in lane c * 4 + n % 8 / 2: in the low half of
-         * the register if n is even, otherwise in the high half. */
+        /* n: a row of one of the four 8 x 8 matrices. Element c of the row lies in lane c * 4 + n % 8 / 2: in the low
+         * half of the register if n is even, otherwise in the high half. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);
@@ -1068,8 +1070,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
         return wrong;
     if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides))
         return wrong;
-    /* The driver accepts other kinds of interleaving, swizzling and filling too, but the emulator does not model
-     * them. */
+    /* the driver also accepts other kinds of interleaving, swizzling and filling, which the emulator does not model */
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (unsigned)swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return wrong;
     if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
         return wrong;

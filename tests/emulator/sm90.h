@@ -74,7 +74,7 @@ void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Makes ordinary stores to shared memory before this fence visible to products and TMA. */
+/* Makes ordinary stores to shared memory before the fence visible to products and TMA. */
 void fence_proxy_async();
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
@@ -111,7 +111,8 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* For tests: the number of TMA loads so far, and a switch that makes the driver refuse tensor maps. */
+/* For tests: emu_tma_loads() returns the number of TMA loads so far, and emu_refuse_maps makes the driver refuse tensor
+ * maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);
 

@@ -13,10 +13,11 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* the fuzzer computes no outputs with more bytes than this, because large outputs only cost time */
+/* largest size of an output that the fuzzer computes; larger outputs would only cost time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Points all outputs of a valid problem to the memory `outputs`. Returns false if an output is too large for it. */
+/* Points all outputs of a valid problem to the memory `outputs`. Returns false if this memory is too small for an
+ * output. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };

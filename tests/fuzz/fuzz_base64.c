@@ -125,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Strict base64: encoding the decoded bytes must give the same text again, if the text was complete. */
+    /* Base64 is strict: if the text was complete, encoding the decoded bytes must give the same text again. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

@@ -41,7 +41,7 @@ static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, fa
 
 static const proto_model merges = { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 };
 
-/* Returns the request body that a fuzzer's input describes. *json receives the length of the JSON in it. The caller
+/* Returns the request body that a fuzzer's input describes. *json receives the length of the body's JSON. The caller
  * frees the body. */
 static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
 {
@@ -65,7 +65,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns the number of tensor bytes behind the JSON of an answer, as its JSON states it. */
+/* Returns the number of tensor bytes behind the JSON of an answer, as stated in the JSON. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -90,12 +90,12 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* all outputs share this memory; it is zeroed, so that their numbers can be written as JSON */
+    /* the outputs share one block of memory, which is zeroed, because its numbers must be writable as JSON */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* Problems of a saved context (a forward that the server kept) have no outputs yet, because no context exists
-     * here. */
+    /* A problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz target
+     * has no contexts. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);

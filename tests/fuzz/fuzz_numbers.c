@@ -129,7 +129,7 @@ static size_t put_array(attn_dtype dtype, const void *values, size_t count, char
     return (size_t)(end - text);
 }
 
-/* Writes values as text and reads them back. A NaN may become another NaN. */
+/* Writes values as text, and reads the text back. A NaN may become another NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;
@@ -158,8 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* a seed that differs from the seed of the first reading, so that the pieces of text and the room for elements
-     * differ */
+    /* the second reading has another seed, so that the pieces of text and the room for elements differ */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

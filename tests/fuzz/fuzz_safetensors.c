@@ -65,11 +65,11 @@ static void check_answer(proto_call *call, uint32_t seed)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs of all problems share this memory */
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* the outputs of all problems share one block of memory */
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* Problems of a saved context (a forward that the server kept) have no outputs yet, because no context exists
-     * here. */
+    /* A problem that names a saved context (a forward that the server kept) has no outputs yet, because the fuzz target
+     * has no contexts. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -102,8 +102,8 @@ static bool same_number(const char *text, double value)
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the tree of the body with the tree of the rest, without recursion: two pointers walk in step, and the two
- * nodes always correspond. */
+/* Compares the tree of the body with the tree of the rest (the JSON without tensor values), without recursion: two
+ * pointers move together, and always point to nodes that correspond. */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
@@ -162,7 +162,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
     /* If memory is short, reading in pieces may get further than reading at once, because it asks for less memory
-     * ahead. With enough memory both must have the same result. */
+     * ahead. With enough memory the two must have the same result. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

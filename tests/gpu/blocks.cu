@@ -164,8 +164,7 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores new numbers at the tile's place in an unwritten tensor; only elements inside the tensor may
-         * change. */
+        /* TMA stores new numbers at the tile's place in a tensor; only elements inside the tensor may change */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -468,7 +467,7 @@ template <class X> void check_attend_8()
 }
 
 /* The tensor core truncates each step's products, and the sum so far, at 2^-13 of the largest addend. Here one product
- * is 2^13 and the others are 0 or 1, which must still count. */
+ * is 2^13, and the others are 0 or 1. A product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -501,9 +500,9 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* A thread block of the ring test: C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
- * register counts are those of forward.cu and f8_forward.cu. The accumulators of a consumer thread fill all registers
- * that the thread has before setmaxnreg, so a failure of setmaxnreg shows. */
+/* A thread block of the ring test has C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
+ * register counts are those of forward.cu and f8_forward.cu. A consumer's accumulators fill all registers that a thread
+ * has before setmaxnreg, so a failure of setmaxnreg shows. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -516,8 +515,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies this tile. For other tiles it only waits for its turn and passes the turn on,
- * as a kernel does for keys that none of its rows sees. */
+/* Returns whether consumer w multiplies the tile. For other tiles the consumer waits for its turn and passes the turn
+ * on, as a kernel does for keys that none of its rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
@@ -895,7 +894,7 @@ void check_conversions()
     judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
 
     /* ex2.approx has an error of at most 2^-22 (PTX ISA 9.0, 9.7.3.21), and results below 2^-126 become 0. 2^0 must be
-     * exactly 1, because a factor of 1 must change nothing. */
+     * exactly 1, so that a factor of 2^0 changes nothing. */
     std::vector<float> powers;
     for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
     std::vector<double> expected, off;
@@ -936,7 +935,7 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    /* each line is written at once (line buffering), so that none is lost if the program crashes */
+    /* each line is written at once (line buffering), so that no line is lost if the program crashes */
     setvbuf(stdout, nullptr, _IOLBF, 0);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {

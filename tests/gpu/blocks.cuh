@@ -115,7 +115,8 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* Numbers on the host and on the device. Device memory is filled with 0xff first, which is NaN in every type. */
+/* Numbers on the host and on the device. The constructor fills the device memory with 0xff, which is NaN in every
+ * type. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;

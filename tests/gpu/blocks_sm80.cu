@@ -38,7 +38,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* Outputs a tile as the class `loader` leaves it in shared memory. */
+/* Outputs a tile as the class `loader` leaves the tile in shared memory. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)
@@ -101,8 +101,7 @@ void check_loader()
     }
 }
 
-/* How C = A B reads its fragments from tiles. A is stored by rows (64 x D) or by columns (as A^T, D x 64), and so is
- * B. */
+/* How C = A B reads its fragments from tiles. A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
@@ -240,8 +239,9 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048 in two 16-bit planes. Here hi
- * and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their planes. */
+/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, with hi and lo in two planes
+ * of 16 bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their
+ * planes. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -289,7 +289,7 @@ template <int D> void check_attend_split()
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        /* v's lo is stored times 2048, so that it is as large as hi */
+        /* lo of v is stored times 2048, so that lo is as large as hi */
         for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));
@@ -299,8 +299,8 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* For numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo'; it omits lo lo', as split.cuh
-     * does. */
+    /* for numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo', and omits lo lo' as split.cuh
+     * does */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });

@@ -26,8 +26,8 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request. Its tensors q, k, v, out and lse lie behind each other in pinned host memory, and likewise on the
- * device. */
+/* One request. Its tensors q, k, v, out and lse lie one behind the other in pinned host memory, and also in device
+ * memory. */
 struct request {
     attn_stream *stream;
     char *host, *device;
@@ -79,7 +79,7 @@ static void make(struct request *r)
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite them */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite these bytes */
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);
@@ -135,7 +135,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    /* every round runs request 0 alone; for each stage the shortest time of all rounds counts */
+    /* each round runs request 0 alone; of each stage, the shortest time in any round counts */
     for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);
@@ -195,7 +195,9 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    int what; /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
+    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
+     * free */
+    int what;
 };
 
 static double one_call(const struct call *c, attn_stream *stream, const attn_plan *plan, void *workspace, void *host,

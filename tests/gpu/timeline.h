@@ -27,12 +27,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
 }
 
 /* Returns, as a share from 0 to 1, how much of a copy ran while another request computed or copied in the other
- * direction. `stage` is STAGE_IN or STAGE_OUT; the copy with the largest share counts.
- *
- * It is a share of the time that the copy took beside the other requests. The time that a copy takes alone is no fair
- * measure, because it was taken at another moment on a shared machine. Copies in the other direction count as well as
- * kernels: if copies in take longer than kernels, no kernel runs while the next request is copied in, even with perfect
- * overlap. */
+ * direction. `stage` is STAGE_IN or STAGE_OUT; the copy with the largest share counts. The share is of the time that
+ * the copy took beside other requests, because a copy alone would be measured at another moment of a shared machine.
+ * Copies in the other direction count as well: during a copy in that takes longer than kernels, no kernel can run, even
+ * with perfect overlap. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -41,7 +39,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
         /* Moves `at` to the end of the copy. While a kernel or an opposite copy of another request runs at `at`, the
-         * time until its end counts as covered. If none runs, `at` jumps to the begin of the next one. */
+         * time until its end counts as covered. Otherwise `at` jumps to the time when the next kernel or opposite copy
+         * begins. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)

@@ -39,7 +39,7 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-/* libmicrohttpd allocates this many bytes or more only for the buffers of a connection */
+/* only the buffers of a connection are allocations of at least this many bytes in libmicrohttpd */
 enum { POOL_BYTES = 64 << 10 };
 
 static uintptr_t first, last; /* its code */
@@ -80,7 +80,7 @@ static bool wanted(const char *variable)
     return file != NULL && access(file, F_OK) == 0;
 }
 
-/* Creates FILE.reached, which tells the test that the call hangs, and waits until FILE is gone. */
+/* Makes the calling function hang: creates FILE.reached, which tells the test so, and waits until FILE is gone. */
 static void hang(const char *variable)
 {
     char reached[4096];
@@ -98,7 +98,7 @@ static bool is_library(const void *caller)
 void *calloc(size_t count, size_t size)
 {
     static void *(*real)(size_t, size_t);
-    /* memory for dlsym(), which may allocate before this library knows the address of the real malloc() */
+    /* memory for dlsym(), which may allocate before the shim knows the address of the real malloc() */
     static char early[4096];
     static size_t used;
     static __thread bool looking;

@@ -3,8 +3,8 @@
 
 #include <float.h>
 
-/* Functions that ThreadSanitizer does not watch. They fill and compare in the test's own thread, and watching each
- * number there would cost a hundred times the time. ThreadSanitizer still reports a kernel that writes after its run,
+/* ThreadSanitizer does not watch UNWATCHED functions, which fill and compare tensors in the test's own thread. Watching
+ * each number would take a hundred times as long. ThreadSanitizer still reports a kernel that writes after its run,
  * because free() is watched. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
@@ -113,7 +113,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
 
-/* POISON fills the bytes around each tensor, and the gaps between its rows. This pattern is NaN in every float type. */
+/* POISON fills the bytes around each tensor, and the gaps between its rows. The pattern is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
 
 UNWATCHED void fixture_clear(struct fixture *f)
@@ -174,13 +174,14 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    /* inputs that a forward reads too get the strides of a part of a larger tensor */
+    /* tensors that a forward reads get the strides of a part of a larger tensor */
     else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* aligned to 64 bytes before the shift, so that a tensor without strides is aligned as in the server's memory */
+    /* aligned to 64 bytes before the shift, so that a tensor without strides has the alignment of the server's
+     * memory */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
         fprintf(stderr, "no memory for a test of %zu bytes\n", f->block_bytes[id]);
@@ -211,8 +212,8 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 }
 
 /* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
- * it; every third row has no other number. Kind 2: every row has numbers of several large sizes. A score of ordinary
- * size is lost beside any of them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
+ * it; in every third row all numbers are the lowest. Kind 2: every row has numbers of several large sizes. Scores of
+ * ordinary size are lost beside them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
  * lowest number for the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
@@ -235,8 +236,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. This is written independently of the reference backend, because the
- * two must agree. */
+/* Returns whether query i of (b, h) may see key j. The function is written independently of the reference backend, so
+ * that the two can be compared. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -249,7 +250,7 @@ UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
-    /* bias and keep_mask are broadcast in the same way, so one loop makes both */
+    /* one loop makes bias and keep_mask, because they are broadcast in the same way */
     for (int which = 0; which < 2; which++) {
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
@@ -278,7 +279,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query whose relative position is that of key j */
+            /* the query that stands at the same fraction of its sequence as key j */
+            const int64_t at = Sk > 0 ? j * Sq / Sk : 0;
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
             case MASK_DOCUMENT: lts = doc_end * Sq / Sk, ute = doc_start * Sq / Sk; break;
@@ -302,7 +304,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
     }
 }
 
-/* Puts NaN and infinity into keys and values that no query sees, or a NaN into one that some queries see. */
+/* Puts NaN and infinity into keys and values that no query sees, or NaN into a key or value that some queries see. */
 UNWATCHED static void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -384,8 +386,8 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* for packed queries: the old seqlens_k is freed at the end, because `from` (the problem before its keys moved to
-     * pages) still reads it */
+    /* `from`, the problem before its keys moved to pages, still reads the old seqlens_k, which is therefore freed at
+     * the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -441,7 +443,7 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
 }
 
 /* Adds what an observe (a request for attention weights) has besides q, k and v: the queries and keys whose weights it
- * wants, the size of its map of weights, its other sizes and its outputs. All are drawn from the spec's seed. */
+ * wants, its sizes and its outputs. The spec's seed determines all of them. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -747,8 +749,8 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
-/* Makes *p the fixture's problem with its tensors in the device's memory. With unified memory these are the fixture's
- * own tensors. The caller must free blocks and prefix. */
+/* Makes *p the fixture's problem with its tensors in the device's memory. On a device with unified memory, *p has the
+ * fixture's own tensors. The caller must free `blocks` and `prefix`. */
 UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
                                        void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
 {
@@ -882,8 +884,8 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns by how much a result may differ if a device adds its sums in double in another order: some units in the last
- * place of the terms, which may cancel. */
+/* Returns the error that a result may have because devices add doubles in different orders: a few units in the last
+ * place of the largest terms. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
@@ -953,7 +955,7 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
         good = false;
     }
     /* The device and the reference may round a number in opposite directions if it is near the middle between two
-     * numbers of the dtype. In float32 this is rare, except for averages (a scale of 0), which often lie in the
+     * numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they often lie in the
      * middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
@@ -1038,7 +1040,7 @@ UNWATCHED static double score_size(const struct fixture *f)
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    /* a capped score is below the softcap; 8 times as much allows for the errors of computing the cap */
+    /* a capped score is below the softcap; the factor 8 allows for errors in computing the cap */
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
@@ -1072,7 +1074,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    /* top_keys has no tolerance here: backends_observe.c checks it */
+    /* top_keys has no tolerance, because backends_observe.c checks it */
     case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
@@ -1196,12 +1198,12 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most this many numbers, all of them may be results of sums that cancel. Then even the largest of them
- * does not tell how large the terms, and thus the errors, were. */
+/* If out has at most FEW_OUTPUTS numbers, all of them may be results of sums that cancel. Then the largest number does
+ * not tell how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. This changes out at least as much as rounding
- * P to v's dtype does. */
+/* Moves each number of v up or down by about one unit in its last place. out then changes at least as much as by
+ * rounding P to v's dtype. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1224,8 +1226,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* computes the truth (float64 results) in the way in which `want` was not computed: a backward that is given
-     * rounded out and lse, or one that computes them */
+    /* computes the truth (float64 results) in the way in which `want` was not computed: by a backward that is given
+     * rounded out and lse, or by a backward that computes them */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

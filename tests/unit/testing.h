@@ -59,16 +59,16 @@ enum { SPEC_SEQUENCES = 12 };
 /* How the bounds of a FlashMask (mask_startend_rows) are made. */
 enum mask_kind {
     MASK_RANDOM,   /* random intervals of hidden queries, some empty and some with all queries */
-    MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
+    MASK_DOCUMENT, /* documents of random length; each query sees only keys of its own document */
     MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, but neither does alone */
+    MASK_UNION,    /* 4 bounds per key: two hidden intervals that together hide every query, while one alone does not */
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are: on one side for all keys, on different sides for the last and the first
- * keys, or on different sides in every second row. Scores below 0 rise so much towards the first key that their
- * differences are far outside the range of e^x in float32. */
+/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
+ * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so much
+ * towards the first key that their differences are far outside the range of e^x in float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -89,19 +89,19 @@ struct spec {
     int alibi;                /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
     int bias, keep_mask;      /* 0 none; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
     double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
-    int keep_tail;   /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys of each row */
-    int mask_bounds; /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
-    int mask_heads;  /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
+    int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
+    int mask_bounds;          /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
+    int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
     bool seqlens_k;  /* random lengths of keys, with 0 and Sk among them */
     bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
-    /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
+    /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
-     * given */
+    /* 0: no pages; otherwise k and v are pools of pages with page_size slots, Sk is a multiple of page_size, and
+     * seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
@@ -117,10 +117,10 @@ struct spec {
     double q_amp, v_amp; /* amplitude of q and k, and of v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* if not 0: the values of v are between half of this number and this number */
+    double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
-    int poison;         /* one key (1) or one value (2) that some queries see is NaN */
+    int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
     /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */
     uint64_t observe;
     bool given_lse;   /* observe (a request for attention weights): lse is given */
@@ -155,13 +155,13 @@ int64_t tensor_offset(const attn_tensor *t, int64_t n);
 /* Returns element n in C order, of any dtype. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
-/* Adds a tensor of this shape. Its memory is filled with the guard pattern, which is NaN. */
+/* Adds a tensor of this shape. Fills the tensor's memory with the guard pattern, which is NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
 /* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
  * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* Makes another problem with the same data and with outputs of its own, to be run by another backend. */
+/* Makes a problem with the same data and with outputs of its own, for another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
 /* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
@@ -174,7 +174,7 @@ struct bench {
     attn_device_info info;
     /* feature bits that are added to the plan of every problem, so that other kernels are selected */
     uint64_t also;
-    bool in_steps; /* problems are run by attn_run_some(), and the stream is waited for between two calls */
+    bool in_steps; /* true: attn_run_some() runs the problems, with a wait for the stream between two calls */
     int64_t calls; /* number of calls of attn_run_some() that the last run took */
 };
 
@@ -203,14 +203,14 @@ extern const struct limits limits_of[]; /* index: dtype */
 
 /* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
-/* Returns whether the results of `got` agree with those of `want`, the truth. `other` is the truth computed another way
- * (out and lse rounded before the backward), or NULL. If the results disagree, `why` gets a sentence. */
+/* Returns whether the results of `got` agree with the truth `want`. `other` is the truth computed another way (out and
+ * lse rounded before the backward), or NULL. If the results disagree, `why` becomes a sentence that says where. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a
- * copy made before the run. */
+ * copy of the fixture before the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
-/* Returns whether all outputs of both problems have equal bits. Layout and packing may differ if the elements are the
+/* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
  * same in C order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
 /* Makes and compares a problem: runs `spec` on `bench` and on the reference. If the results disagree, prints the
@@ -229,8 +229,8 @@ struct truth {
     attn_truth_distance distance[TRUTH_RESULTS];
 };
 
-/* Computes the truth (results in float64) of the fixture's problem, and how far the fixture's results are from it.
- * Waits for the stream between two calls of attn_truth_some(), and stores their number in b->calls. */
+/* Computes the truth (results in float64) of the fixture's problem, and the distance of the fixture's results from it.
+ * Waits for the stream between two calls of attn_truth_some(), and stores the number of calls in b->calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the

@@ -1,4 +1,4 @@
-/* Tests what tests/gpu/overlap.c concludes from times, on times that were recorded. */
+/* test_timeline.c: tests what tests/gpu/overlap.c concludes from times, on times that were recorded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,9 +8,9 @@
 
 #include "tests/gpu/timeline.h"
 
-/* Recorded on one H200: the copy out of request 0 ran beside the kernel of request 1 from its first to its last moment
- * (6.68 to 8.07 ms; the kernel 6.68 to 10.44 ms). The copy had taken more than twice as long when measured alone,
- * because something disturbed it, and the overlap was wrongly called too short. */
+/* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran
+ * (6.68 to 10.44 ms). Alone, the copy had taken more than twice as long, because something disturbed it. The overlap
+ * was therefore wrongly called too short. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },
@@ -23,8 +23,9 @@ static void test_a_copy_that_ran_beside_a_kernel_all_the_time_overlaps_whatever_
     assert_true(share_beside_others(recorded, 2, STAGE_IN) > 0.5);
 }
 
-/* Recorded on one H200 where a copy in takes longer than a kernel. Request 0 is copied out from 6.79 to 8.15 ms. The
- * kernel of request 1 begins only at 7.71 ms, after its own copy in, and that copy ran for the rest of the time. */
+/* Times recorded on one H200, where copying a request to the device takes longer than its kernel. Request 0 is copied
+ * to the host from 6.79 to 8.15 ms. Request 1 is copied to the device until 7.71 ms, and computed from then on. So the
+ * copy to the host overlaps other work. */
 static void test_a_copy_out_beside_the_next_copy_in_overlaps_though_no_kernel_can_run_yet(void **state)
 {
     (void)state;
@@ -49,8 +50,8 @@ static void test_stages_one_after_the_other_do_not_overlap(void **state)
 static void test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run(void **state)
 {
     (void)state;
-    /* In microseconds: both copies in were queued at 0, and the second waited for the first. The kernel of the first
-     * request ran from 10 to 11, its copy out from 11 to 12. */
+    /* Times in microseconds. The copies of both requests to the device were queued at 0, and the second copy waited for
+     * the first. The kernel of the first request ran from 10 to 11, and its copy to the host from 11 to 12. */
     const struct times queued[] = { { { 0, 10, 11, 12 } }, { { 0, 20, 21, 22 } } };
     assert_true(stage_began(queued, 1, STAGE_IN) == 10);
     assert_true(share_beside_others(queued, 2, STAGE_IN) == 0.2);

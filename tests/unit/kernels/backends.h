@@ -21,9 +21,9 @@ enum { RANDOM_COUNT = 300 };
 
 long env_number(const char *name, long otherwise);
 bool is_brief(void); /* whether ATTN_BRIEF is set, which leaves out slow tests (test_backends.c) */
-/* Returns whether this process (one of those among which ATTN_PART divides the tests) tests the next problem of a list.
- * Lists alternate forward and backward, which do not take equally long, so a process does not simply get every second
- * problem. */
+/* Returns whether this process tests the next problem of a list (ATTN_PART divides the tests among processes). A
+ * process does not simply get every second problem, because lists alternate forward and backward, which do not take
+ * equally long. */
 bool is_ours(void);
 /* Returns whether the backend under test and the reference agree on the problem. Returns true for a problem that
  * another process tests, or for which the backend has no kernel. */
@@ -52,13 +52,13 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of this many slots. Sk becomes a multiple of the page size, and batch rows have any
+/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
  * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
  * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Runs a list of problems, forward and backward. Returns how many of them disagree with the reference. */
+/* Runs a list of problems, forward and backward. Returns how many problems disagree with the reference. */
 int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
  * equal bits in both runs. `count` is at most 16. */

@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
- * this test each call begins to read its inputs before the previous call has ended. */
+/* A problem with few queries and many keys must have the same bits alone and behind other problems with few queries and
+ * many keys. In this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -111,7 +111,7 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Returns whether the same kernel computes problems a and b on the backend under test. */
+/* Returns whether one kernel of the backend under test computes both problems a and b. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -121,8 +121,7 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages must give the same bits as contiguous ones if the same kernel computes both. On the CPU the
- * kernel is always the same. */
+/* Keys and values in pages must give the same bits as contiguous keys and values if the same kernel computes both. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -161,8 +160,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. `by_engine`:
- * whether TMA can load the keys of this problem. */
+/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. In the table,
+ * `by_engine` says whether TMA can load the keys of the problem. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -250,8 +249,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
 }
 
 /* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
- * the scale by 2^-unit, which must not change out. It also has a channel whose keys are all zero and whose queries are
- * very large, so that in float16 all other channels would vanish beside it. */
+ * the scale by 2^-unit, which must not change out. One channel has keys of zero and very large queries. A conversion of
+ * all channels by one factor would lose the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -355,7 +354,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* if the device has its own memory, k and v get separate copies there, although they share host memory */
+        /* if the device has its own memory, k and v get separate copies on the device, although they share host
+         * memory */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -373,8 +373,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference for row counts and lengths on both sides of its tile and split sizes,
- * with one split and several, with pages and without. */
+/* Latent attention must agree with the reference for row counts and lengths on both sides of a kernel's tile and split
+ * sizes, with one split and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -421,7 +421,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that it was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -435,14 +435,14 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may distribute
- * the work to thread blocks in different ways. */
+/* Latent attention must have the same bits in a large batch and alone, with pages and without, although a kernel may
+ * distribute the work differently among thread blocks. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* this problem has more thread blocks than a GPU runs at the same time */
+        /* a problem with more thread blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
@@ -488,7 +488,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages; their other pages begin at any slot, so that pages overlap */
+        /* all rows share their first SHARED pages; the other pages of a row begin at any slot, so that pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
@@ -519,8 +519,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* Makes a batch of forks, which are batch rows that share pages of keys: row b shares its first pages with row b - 1,
- * or none. Fills the tensor prefix_keys (how many first keys a row shares). */
+/* Makes a batch of forks, which are batch rows that share pages of keys. Row b shares its first pages with row b - 1,
+ * or shares no pages. Fills the tensor prefix_keys (how many first keys a row shares). */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -543,7 +543,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks are batch rows that share their first pages of keys; the tensor prefix_keys says how many keys they share. The
+/* Forks are batch rows that share their first pages of keys. The tensor prefix_keys says how many keys rows share. The
  * results must have the same bits with and without prefix_keys. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {

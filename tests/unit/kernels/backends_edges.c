@@ -1,5 +1,5 @@
 /* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a grid
- * of sizes and options, and random problems. Each is compared with the reference. */
+ * of sizes and options, and random problems. Each problem is compared with the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -333,11 +333,11 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Problems with huge scores and values. They run forward only, because their gradients overflow their dtype. */
+/* Problems with huge scores and values. They run forward only, because gradients would overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* In scores of this size, a product of a score and a factor may be rounded, or stay exact inside a fused
-     * multiply-add. If a kernel mixes the two, P can become far larger than 1. */
+    /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused
+     * multiply-add. If a kernel mixes rounded and exact products, P can become far larger than 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -353,7 +353,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Problems with numbers as large as float32 can hold. Every one runs forward, and also backward unless it has `op`. */
+/* Problems with numbers as large as float32 can hold. Each problem runs forward, and also backward unless it has
+ * `op`. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -398,8 +399,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which all contain NaN: behind the queries that seqlens_q counts, between packed
- * sequences, and behind the keys that seqlens_k counts while queries are packed. */
+/* Problems with padding rows, which all contain NaN. The padding is behind the queries that seqlens_q counts, between
+ * packed sequences, and, while queries are packed, behind the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -530,8 +531,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel in a backend's list for an operation computes every problem but is slow. This test checks that
- * problems with lengths use a faster kernel. (The backend "paper" has only one kernel.) */
+/* The last kernel in a backend's list for an operation computes every problem but is slow. Problems with lengths must
+ * use a faster kernel. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -603,8 +604,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Problems with options that have a number for each pair of a query and a key, and with ALiBi, must not fall back to a
- * slow kernel. Neither may backwards with the gradients of these options. */
+/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must not fall back to a
+ * slow kernel. Nor must backwards that compute the gradients of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -642,7 +643,7 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages of this many slots. Sk becomes a multiple of the page size, and batch rows have any
+/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
  * length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {
@@ -659,8 +660,7 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* an odd constant that is not the generator's step: with the step itself, neighbouring seeds would share random
-     * numbers */
+    /* an odd constant other than the generator's step, with which neighbouring seeds would share random numbers */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

@@ -1,5 +1,5 @@
-/* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys: results compared
- * with float64, gradients compared with finite differences, and what it promises about empty parts, NaN and
+/* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys. Results are
+ * compared with float64, and gradients with finite differences. Other tests are about empty parts, NaN and
  * infinities. */
 #include <math.h>
 #include <setjmp.h>
@@ -22,8 +22,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of the
- * same data in the device's memory. */
+/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of
+ * these data in the device's memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
@@ -48,8 +48,8 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part of the keys. lse_at() does so for the lse
- * tensor. */
+/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part of the keys. lse_at() returns the offset
+ * in the lse tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -175,15 +175,16 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
-        /* an empty part (lse is -inf): its out is not read, even if it is NaN */
+        /* an empty part (lse is -inf): the out of this part is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* if only one part is not empty, the merged result equals that part */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
-        { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */
-        { INFINITY, 1, 0, 1, NAN, NAN },         /* an infinite lse: inf / inf is undefined */
-        { -INFINITY, 1, INFINITY, 1, NAN, NAN }, /* an infinite lse is undefined even if the other part is empty */
-        { 0, 1, -200, NAN, 0, NAN },             /* a NaN in out counts, however small the weight of its part is */
+        { NAN, 1, 0, 1, NAN, NAN },      /* a NaN in the lse of part 0 */
+        { 0, 1, NAN, 1, NAN, NAN },      /* a NaN in the lse of part 1 */
+        { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
+        /* an infinite lse makes the result undefined even if the other part is empty */
+        { -INFINITY, 1, INFINITY, 1, NAN, NAN },
+        { 0, 1, -200, NAN, 0, NAN },  /* a NaN in out of a part counts, however small the weight of the part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
         { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
@@ -273,8 +274,8 @@ void test_merges_that_disagree_are_refused(void **state)
     scene_clear(&x);
 }
 
-/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
- * describe that out and dout are bhsd. */
+/* A merge (results over parts of the keys are joined) must give the same bits whether out and dout are bhsd by their
+ * strides or by the member `layout`. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -381,7 +382,7 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    /* part 1 is empty in row 4 (its lse is -inf), so its gradient there must be 0 */
+    /* part 1 is empty in row 4 (its lse is -inf), so its gradient in row 4 must be 0 */
     g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;
     /* all parts of row 7 are empty, so only the row's sink counts */
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
@@ -415,7 +416,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* Merging with a sink must have the same bits as merging with one more part, whose out is 0 and whose lse is the
+/* Merging with a sink must have the same bits as merging with a further part, whose out is 0 and whose lse is the
  * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {

@@ -8,9 +8,8 @@
 
 #include "backends.h"
 
-/* The result of comparing dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32
- * numbers do not round to their 16-bit ones, how many need more than 16 bits, and the sum of squared errors of either
- * kind. */
+/* Compares dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32 numbers do not
+ * round to the 16-bit numbers, how many need more than 16 bits, and the sum of squared errors of either dtype. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -30,8 +29,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether this problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may
- * be summed in any order, because the bits of dq then vary. */
+/* Returns whether the problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may be
+ * summed in any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -62,7 +61,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* Where a client wants float32 gradients instead of 16-bit ones, a kernel must omit the last rounding to 16 bits and
+/* If a client wants float32 gradients instead of 16-bit gradients, a kernel must omit the last rounding to 16 bits and
  * change nothing else. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
@@ -98,8 +97,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. In these
- * problems some of the work has no queries or sees no keys, and there is more work than a device runs at the same
+/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. The problems
+ * of this test have work without queries and work that sees no keys, and more work than a device runs at the same
  * time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
@@ -128,7 +127,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* cases with over 200 more queries than keys keep that difference: Sq grows by as much as Sk */
+            /* a case with over 200 more queries than keys keeps the difference: Sq grows by as much as Sk */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -136,8 +135,9 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes.
- * Problems with NaN also run with lse. */
+/* Kernels for float8 may compute scores in another way if lse is not wanted. The problems of this test do not want lse,
+ * and run at three head sizes each. Problems with NaN also run with lse, because rows that see a NaN are computed by
+ * code that needs lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -198,7 +198,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that it was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -212,9 +212,9 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees only one key must have that key's value as its out, however large the score is. (Elsewhere tolerances
- * grow with scores, so that a wrong value would pass.) The largest scores are 1e4 to 1e9, on both sides of the limit
- * above which a kernel's exponentials are relative to a rounded maximum. */
+/* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9, on both
+ * sides of the limit above which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -239,8 +239,8 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
 }
 
 /* If one key has half or nine tenths of the weight, all other keys must still count, wherever the heavy key is.
- * Hopper's tensor cores keep 14 bits of a sum of float8 products, so that other keys are lost beside the heavy one
- * until a new sum begins. All values are the same number, and every element of out must be that number, within float8's
+ * Hopper's tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a
+ * new sum begins. All values are one number, and every element of out must be that number, within float8's
  * tolerance. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
@@ -273,8 +273,9 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in a different way if it is above 0 or not far below. The test has rows whose
- * scores are all below 0, rows whose scores cross 0 from tile to tile, and both in one problem. */
+/* Kernels may find a row's largest score in a different way if the score is above 0 or not far below 0. The test has
+ * rows whose scores are all below 0, rows whose scores cross 0 from tile to tile, and a problem with both kinds of
+ * rows. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -295,8 +296,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature that no kernel lists must go to the kernels that take every feature, and these must compute
- * it. A kernel made before a new option was added thus never ignores the option. */
+/* A kernel lists the features that it knows. A problem with a feature that no kernel lists must be computed by a kernel
+ * that takes every feature. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -343,10 +344,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). Two mistakes of earlier versions are tested. P rounded to bfloat16 in the product for out
- * caused errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for
- * delta caused errors of 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32
- * dout is rounded before summing here. */
+ * delta = sum(dout * out). In earlier versions two roundings caused large errors: P was rounded to bfloat16 for out,
+ * and a float32 dout was rounded for dP but not for delta. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -400,8 +399,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Tests all 256 codes of float8: each once as a value that is the whole result, and once as the only channel of a key,
- * so that it is the score and lse. */
+/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result, and once as the only
+ * channel of a key, which then is the score and lse. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -431,8 +430,8 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* A NaN in an input must reach the rows that see it and no other rows. fixture_compare() requires NaN in the results
- * exactly where the reference has it. */
+/* A NaN in an input must reach the rows that see the NaN, and no other rows. fixture_compare() requires NaN in the
+ * results exactly where the reference has NaN. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -483,7 +482,8 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* In these problems q.k overflows float32, in a partial sum or at the end, but the score scale q.k does not. */
+/* The problems below have products q.k that overflow float32, in a partial sum or at the end. The scores scale q.k do
+ * not overflow. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -642,8 +642,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether the problem is computed row by row, by a kernel that sums in another order than kernels that compute
- * tiles. */
+/* Returns whether a kernel computes the problem row by row. Such a kernel sums in another order than kernels that
+ * compute tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -654,9 +654,9 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* Tests queries that see one key and whose products cancel. However their sum is rounded, lse and the score in the
- * backward must be the same sum, so that P is 1 and dv is dout. In float32, P may be off by 4e-6, because lse is
- * rounded itself. */
+/* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
+ * whatever its rounding, so that P is 1 and dv is dout. In float32 P may be off by 4e-6, because lse itself is
+ * rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -673,8 +673,8 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* the given out and lse come from a forward that sums in another order than the backward (on GPUs of compute
-         * capability 8.x), so P need not be 1 */
+        /* where out and lse come from a forward that sums in another order than the backward, P need not be exactly
+         * 1 */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -706,14 +706,14 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
-         * every query */
+        /* A key that all queries see has FlashMask intervals that hide no query (lts is Sq, ute is 0). The intervals of
+         * every other key hide all queries. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* With dout 1, dv of a key is exactly the number of rows that see only this key. The kernels under test compute by
+/* With dout 1, dv of a key is exactly the number of rows that see only that key. The kernels under test compute by
  * tiles, by tiles with a separate kernel for dq, or row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {

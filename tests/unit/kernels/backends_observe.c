@@ -20,7 +20,7 @@ static int disagree(const struct spec *list, size_t count)
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* problems with this many scores take minutes on the emulator */
+        /* problems with more scores than this take minutes on the emulator */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
@@ -127,8 +127,8 @@ void test_random_observables_agree_with_the_reference(void **state)
 }
 
 /* Checks top_keys: each entry must name a key whose probability is the top_weight with the same index. No key may occur
- * twice, the order of probabilities must be descending, and no other key may have a larger probability. The output
- * `weights` must cover all queries and keys, because the check reads the probabilities there. */
+ * twice, the probabilities must descend, and no other key may have a larger probability. The problem must have the
+ * output `weights` for all queries and keys, because the check reads the probabilities there. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -178,7 +178,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* If two probabilities are equal, the key with the lower number must come first. */
+    /* of two keys with equal probabilities, the key with the lower number must come first */
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16 };
     for (size_t at = 0; at < ARRAY_SIZE(dtypes); at++) {
         struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));
@@ -192,7 +192,8 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     }
 }
 
-/* Several observe problems (requests for attention weights) in one call must have the same bits as each by itself. */
+/* Several observe problems (requests for attention weights) in one call must have the same bits as each problem in a
+ * call of its own. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };
@@ -245,8 +246,8 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Keys in pages must give the same bits as keys without pages if the same kernel computes both. The number of threads
- * must not matter either. */
+/* Keys in pages must give the same bits as keys without pages if the same kernel computes both problems. Any number of
+ * threads must give the same bits. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

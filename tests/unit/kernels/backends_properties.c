@@ -1,5 +1,6 @@
-/* backends_properties.c: tests of properties that need no reference: equal bits alone and among other problems, packed
- * and not, in steps and in one launch, near and far apart in memory; the order of keys; hidden keys. */
+/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone and among
+ * other problems, packed and not, in steps and in one launch, near and far apart in memory. Other tests are about the
+ * order of keys and about hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,7 +76,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* on a GPU there is no number of threads to change, so this test would only repeat other tests */
+    /* a GPU has no number of threads to change, so the test would only repeat other tests */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -98,7 +99,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 }
 
 /* Tests gradients whose dq is the sum of the results of several thread blocks, added in a fixed order or in any order.
- * In a fixed order the bits must be the same each time. */
+ * With a fixed order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -210,7 +211,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, starting at its element number `first`, to `part`. */
+/* Copies elements of q, k, v or dout to `part`: those of `whole` from number `first` on. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -319,7 +320,7 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 }
 
 /* Runs the fixture's problem with only the key/value heads [first, end). Returns false if these heads alone would use
- * another kernel than `whole`, the plan of the whole problem. */
+ * another kernel than the whole problem, whose plan is `whole`. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -335,7 +336,7 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
 }
 
 /* Asserts that the spec's problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared
- * if the parts use the same kernel as the whole. */
+ * if the parts use the kernel of the whole problem. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -388,9 +389,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) of the fixture's problem. Its sums over queries are written as float32 to memory of their
- * own, and added to `sums`. Returns false if these queries alone would use another kernel than `whole`, the plan of the
- * whole problem. */
+/* Runs queries [first, end) of the fixture's problem, and adds its sums over queries to `sums` in float32. Returns
+ * false if the queries alone would use another kernel than the whole problem, whose plan is `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -413,8 +413,8 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
 }
 
 /* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
- * and that its gradients that are sums over queries are right. Returns false if the parts use other kernels than the
- * whole. */
+ * and that gradients that are sums over queries are right. Returns false if the parts use other kernels than the whole
+ * problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -515,9 +515,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Keys and values that a query does not see may be as large as finite numbers can be (memory that nobody filled). The
- * query's out and gradient must keep their accuracy. A kernel that scales numbers must therefore not scale seen and
- * unseen numbers by the same factor. */
+/* Keys and values that a query does not see may have any finite size (memory that nobody filled). The query's out and
+ * gradient must keep their accuracy. So a kernel must not scale seen and unseen numbers by one factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -652,7 +651,7 @@ void test_offsets_past_two_billion_elements(void **state)
 }
 
 /* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
- * in one block of device memory. Returns false if the device does not have that much memory. */
+ * in one block of device memory. Returns false if the device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
     /* distance in elements between the starts of two tensors, whose rows alternate in memory */
@@ -727,7 +726,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* this problem has few queries, so a GPU computes it by a kernel for decoding */
+        /* a problem with few queries, which a GPU computes by a kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -806,14 +805,14 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns an upper bound on the time in seconds of a problem's tiles on an H100. It uses the rates of
- * kernels/cuda/simple/simple.h for bfloat16 in a Hopper kernel without options, because no other kernel has a smaller
- * bound. */
+/* The library has an upper bound on the time of a problem's tiles. Returns the smallest such bound of any kernel on an
+ * H100, in seconds: that of a Hopper kernel for bfloat16 without options, with the rates of
+ * kernels/cuda/simple/simple.h. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* the library does not read the lengths, so it assumes that all sequences have equally many keys */
+    /* the library does not read the lengths, so its estimate is for sequences with equally many keys */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];

@@ -1,5 +1,5 @@
-/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. They are compared with
- * the reference. */
+/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. The results are compared
+ * with the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). A backend without it must return an error that says so. A backend
- * with it must refuse a call without a workspace and a call with a cancelled stream. */
+/* Returns whether the backend has attn_truth_some(). If it does not, a call must return an error that says so. If it
+ * does, a call without a workspace and a call with a cancelled stream must be refused. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

@@ -31,7 +31,7 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All of these problems run forward. Those without float8 and without pages also run backward. */
+/* All problems of this table run forward. Problems without float8 and without pages also run backward. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),

@@ -49,7 +49,7 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    /* a text that is too long must be cut, and nothing may be written past the end */
+    /* a text that is too long must be cut, and nothing may be written behind the buffer */
     attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);
@@ -232,8 +232,8 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse this
- * problem */
+/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse a problem of
+ * this size */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -359,8 +359,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. Absent
- * tensors and options must set none. */
+/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other bit.
+ * Absent tensors and options must set no bit. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -393,12 +393,12 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
     CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
-    CASE(0, scale = -1);                            /* has_scale is false, so this scale is not in use */
+    CASE(0, scale = -1);                            /* has_scale is false, so the scale is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
     CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no effect without a keep_mask */
-    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
+    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option does not count as used */
     CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE
     for (int i = 0; i < n; i++)
@@ -450,7 +450,7 @@ static void test_backends_are_found_by_name(void **state)
 }
 
 /* The backend "paper" computes only what the paper of FlashAttention-2 describes. For any other problem its error must
- * name the first option that it lacks. */
+ * name the first unsupported option. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

@@ -196,8 +196,8 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* A pattern that matches no test at all is an error, which cmocka would count as a success. A pattern may match
-         * only tests that another process runs. */
+        /* A pattern that matches no test at all is an error here, because cmocka would count it as a success. A pattern
+         * may match only tests that another process runs. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

@@ -67,7 +67,7 @@ static attn_problem bhsd(void)
     return p;
 }
 
-/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 none. */
+/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 uses no page. */
 static attn_problem paged(void)
 {
     static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
@@ -204,7 +204,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q alone is below the limit of 2^61 elements, but its result is above */
+    /* q is below the limit of 2^61 elements, but the result for q is above the limit */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -398,7 +398,7 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* batch rows 0 and 1 use the same pages, and row 1 reads more of them */
+    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same page table, and row 1 reads more of it */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -429,7 +429,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* the message does not say that these numbers look like lengths, because their sum is not the number of rows
+         /* the message does not say that the values look like lengths, because their sum is not the number of rows
           * of q */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
@@ -457,10 +457,12 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* a single query over many keys: in bhsd, q has 1 head and k has 40 */
+    /* the shapes are those of the layout bhsd but are read as bshd: a single query counts as 1 head of q, and 40 keys
+     * as 40 heads of k */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* the message suggests no layout: none fits these shapes, or the fault is not in the shapes */
+    /* the messages below suggest no layout, because no layout fits the shapes, or because the fault is not in the
+     * shapes */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -469,8 +471,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no attn_error gets only the status */
 }
 
-/* A request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, used to be understood as bhsd and was
- * answered with wrong numbers. Any two counts of heads could be lengths, so a request of this kind must be refused. */
+/* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was understood as
+ * bhsd and answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -481,7 +483,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* with few keys and many queries, axis 1 is smaller than axis 2 only in k, so the message suggests no layout */
+    /* with few keys and many queries, axis 1 is smaller than axis 2 in k alone, so the message suggests no layout */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);

@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* The add_...() functions add one option each, which must make a forward or a backward cost more. */
+/* Each add_...() function adds one option, which must make a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -195,7 +195,7 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* there is too little work for a thousand threads, so they are not a thousand times as fast */
+    /* a thousand threads are not a thousand times as fast as one, because there is too little work for all of them */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
@@ -262,7 +262,7 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    /* a thread block with one row of queries takes nearly as long as one with all its rows */
+    /* a thread block with one row of queries takes nearly as long as a block with all its rows */
     assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
@@ -276,13 +276,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* columns of products: 2 (512 + 256) for a head size of 512, and 256 + 256 for 256, which is a ratio of 3 */
+    /* products have 2 (512 + 256) columns for a head size of 512, and 256 + 256 for 256: a ratio of 3 */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* columns of products: 2 (512 + 256) + 4 (1024 + 256) for a head size of 512, and 5 * 256 for 256, which is a ratio
-     * of 5.2 */
+    /* products have 2 (512 + 256) + 4 (1024 + 256) columns for a head size of 512, and 5 * 256 for 256: a ratio of
+     * 5.2 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -295,7 +295,7 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* columns of products: 2 * 1024 + 1024 for a head size of 1024, and 512 + 512 for 512, which is a ratio of 3 */
+    /* products have 2 * 1024 + 1024 columns for a head size of 1024, and 512 + 512 for 512: a ratio of 3 */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -372,7 +372,7 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    /* costly rows are those whose scores leave float32's range; one in seven queries is 0, and so are its scores */
+    /* scores of most rows leave float32's range (costly rows), but one in seven queries is 0, and its scores are 0 */
     assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
@@ -393,7 +393,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* an attn_strange_of() that may not read k cannot find costly rows (whose scores leave float32's range) */
+    /* attn_strange_of() must not read k here, so it cannot find costly rows (whose scores leave float32's range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -421,10 +421,10 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts none */
+    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so attn_strange_of() counts no row */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts none */
+    pad(t, S, -INFINITY); /* no row sees a key, so attn_strange_of() counts no row */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -458,7 +458,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernels with options compute rows of scores beyond 2^33 in the same way as other rows, at no extra cost. */
+/* A GPU's kernel with options computes all rows in the same way, so rows with scores beyond 2^33 cost nothing extra. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -586,8 +586,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge joins results over parts of the keys, and costs as much as reading the parts takes: twice the parts must cost
- * twice as much, a merge with gradients more, and one with dsinks still more. */
+/* A merge joins results over parts of the keys. It costs as much as reading the parts takes: twice the parts must cost
+ * twice as much. Gradients must add to the cost, and dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

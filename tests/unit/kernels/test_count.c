@@ -1,5 +1,5 @@
-/* test_count.c: tests the number of pairs and of tiles that masks let through. Each is compared with a count that looks
- * at every pair. */
+/* test_count.c: tests the number of pairs and of tiles that masks let through. Each number is compared with a count
+ * that looks at every pair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,8 +109,8 @@ static void test_pairs_and_tiles_are_those_that_a_look_at_every_pair_finds(void 
     assert_int_equal(failed, 0);
 }
 
-/* Tests the counts for masks of a million queries and keys. Counting pair by pair would take a day, so the expected
- * counts come from formulas. */
+/* Counts pairs for masks of a million queries and keys. A count pair by pair would take a day, so the expected counts
+ * come from formulas. */
 static void test_long_problems_are_counted_at_once(void **state)
 {
     const int64_t S = 1 << 20;

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* if the counts are wrong, returns them, which fails the test; otherwise frees them */
+        /* wrong counts are returned, which fails the test; right counts are freed */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -119,7 +119,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits until the item before this one is done, as each chunk of keys in a backward waits for the chunk before it. */
+/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -170,8 +170,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads compute at the moment: those that do more than ten items while some
- * thread does 1000. */
+/* Returns how many of the first `count` threads compute now. A thread computes if it does more than ten items while
+ * some thread does 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -201,12 +201,12 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* waits until the third thread computes and only one of the first two does; if the owners do not share the pool,
-     * the test hangs */
+    /* waits until thread 2 computes, and only one of threads 0 and 1; if the owners do not share the pool, the test
+     * hangs */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* waits until both of the first two threads compute */
+    while (at_work(all, 2) != 2) continue; /* waits until threads 0 and 1 compute at the same time */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -259,9 +259,9 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() must promise enough memory without reading the lengths; a run uses only what its lengths need. The
- * test gives a run exactly the promised size: AddressSanitizer notices a run that uses more, and the compared bits show
- * whether the memory's old contents matter. */
+/* attn_workspace() must promise enough memory without reading the lengths. The test gives a run exactly the promised
+ * size. AddressSanitizer notices a run that uses more. Results that differ in bits show that the memory's old contents
+ * matter. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -340,12 +340,12 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* the windows of rows in one tile of rows begin in different tiles of keys */
+        /* rows of one tile have windows that begin in different tiles of keys */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, so the kernel does not split the tile into strips */
+        /* several heads share a tile of rows, so the kernel does not split the tile into strips (parts) */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
@@ -407,7 +407,7 @@ static void *run_to_be_given_up(void *context)
 }
 
 /* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with dq,
- * chunks of keys wait for other chunks, some of which never begin after a cancellation. */
+ * chunks of keys wait for other chunks, and after a cancellation some of these never begin. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
@@ -440,7 +440,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* NULL: nothing can cancel the stream any more, so it computes again */
+        /* NULL: from now on nothing can cancel the stream, so it computes again */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
@@ -578,8 +578,8 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge (results over parts of the keys are joined) whose stream is cancelled must write nothing more and return an
- * error. The next merge must be computed. */
+/* A merge (results over parts of the keys are joined) whose stream is cancelled must stop writing and return an error.
+ * The next merge must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

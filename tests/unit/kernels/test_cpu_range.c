@@ -224,7 +224,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* selects wider tolerances, because a bias as large as this one leaves few bits for scores of ordinary size */
+        /* selects wider tolerances, because scores of ordinary size keep few bits beside such a large bias */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -267,8 +267,8 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* a visible key has lts (start of the first hidden interval) Sq and ute (end of the second) 0; all others hide
-         * every query */
+        /* A key that all queries see has FlashMask intervals that hide no query (lts is Sq, ute is 0). The intervals of
+         * every other key hide all queries. */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
@@ -389,8 +389,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse), so the forward must sum the
- * scores for lse in the same order as the backward. */
+/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse). Therefore the forward must
+ * sum up the products of a score in the same order as the backward. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -421,7 +421,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* a float32 sum of products of this size has an error of 1e-7 * 64000 sqrt(D), far above the limit */
+            /* the error of a float32 sum would be 1e-7 * 64000 sqrt(D), far above the limit */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -458,7 +458,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* dq must be 0 but for the rounding of dP, which is about 20 with an error of 1e-7 * 20 */
+            /* dq must be 0, except for the rounding of dP: dP is about 20, with an error of 20 * 1e-7 */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

@@ -78,12 +78,12 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            /* the middle between two numbers; exact in double, because it has one bit more than the format */
+            /* the middle between two numbers; it has one bit more than the format, so it is exact in double */
             const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* a conversion by way of float would turn the doubles beside `tie` into ties */
+            /* rounding to float first would turn the doubles next to `tie` into ties */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }

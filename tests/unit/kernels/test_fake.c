@@ -174,8 +174,8 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests copies of rows on a device that copies many rows by one command, and on one for which each row is a separate
- * copy. */
+/* Tests copies of rows on a device that copies many rows by one command, and on a device that copies each row by a
+ * command of its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -269,7 +269,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* the script lets device 1 fail, and this is device 0 */
+        /* the script lets device 1 fail, and the test uses device 0 */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -412,7 +412,8 @@ static void test_times_between_streams(void **state)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* An object of device memory that "another process" lends: its handle, and the address at which the test sees it. */
+/* An object of device memory that "another process" lends: its handle, and the address at which the test sees the
+ * memory. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];

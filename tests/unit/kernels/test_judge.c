@@ -90,7 +90,8 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes the gradients of bias, sinks and slopes: no device computes their truth (float64 results). */
+/* Removes the gradients of bias, sinks and slopes, because no device computes float64 results (the truth) of these
+ * gradients. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -286,8 +287,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* Results of a kernel that computes another problem than the given one: the judge (which compares results with exact
- * ones) must name that mistake first, in each dtype. */
+/* A kernel computes another problem than the given one. The judge, which compares its results with exact ones, must
+ * name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -314,8 +315,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases, the batch has more rows, the judge is given the truth (float64 results), and it
-     * has time for few rows only */
+    /* in the second half of the cases, the batch has more rows, and the judge gets the truth (float64 results) and time
+     * for few rows only */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n++) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -350,8 +351,8 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- A truth from a device --------------------------------------------------------------------------------------- */
 
-/* Checks that two reports of a judge are equal, bit for bit. Padding bytes do not exist or are 0, because a report is
- * cleared first. */
+/* Checks that two reports of a judge are equal, bit for bit. This can include padding bytes, because a report is
+ * cleared before it is filled. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -361,8 +362,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* A judge (which compares results with the truth, in float64) must report the same whether it is given the truth or
- * computes it. The results in this test are right and wrong in turn. */
+/* A judge compares results with the truth (results in float64). It must report the same whether the caller gives the
+ * truth or the judge computes it. The results in the test are right and wrong in turn. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -384,8 +385,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* A judge computes again, as a kernel would, only as many rows as it has time for. Without any time it must still
- * compare all rows with the truth, and call no right result wrong. */
+/* A judge computes again, as a kernel would, as many rows as it has time for. Without any time it must still compare
+ * all rows with the truth (results in float64), and call no right result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;

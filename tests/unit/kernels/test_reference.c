@@ -217,7 +217,7 @@ static void test_it_agrees_with_numpy(void **state)
 
 /* ---- Differences ------------------------------------------------------------------------------------------------- */
 
-/* Returns dout . out + dlse . lse. A backward computes the gradients of this number. */
+/* Returns dout . out + dlse . lse, the number whose gradients a backward computes. */
 static double loss(const struct fixture *f)
 {
     attn_problem p = f->p;
@@ -300,7 +300,7 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
 
 /* ---- Identities -------------------------------------------------------------------------------------------------- */
 
-/* Copies the data of q, k, v (and dout) to another problem, whose tensors must have as many elements in the same
+/* Copies the data of q, k, v (and dout) to another problem, whose tensors must have equally many elements in the same
  * order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
 {

@@ -1,9 +1,7 @@
 /* test_simd.c: tests every vector table of simd.h that this processor runs. Results are compared with simple loops in
- * double.
- *
- * Sizes are awkward on purpose: 1, and sizes just below and above that of each vector, panel and tile. Canaries around
- * buffers reveal a write outside them. Packed operands are never compared with what another table packs; the tests
- * compute the packed forms from their description in simd.h. */
+ * double. Sizes are awkward on purpose: 1, and sizes just below and above those of each vector, panel and tile.
+ * Canaries around buffers reveal a write outside them. The tests compute the expected packed operands from their
+ * description in simd.h, and never by another table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,9 +97,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns its relative
- * uncertainty: the parts of a split number (simd_split.h) may be rounded either way, and products omit what is
- * smaller. */
+/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns the relative
+ * uncertainty of that number: the parts of a split number (simd_split.h) may be rounded either way, and products omit
+ * the smallest parts. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -292,8 +290,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* For exponents between -126 and -150 a table's exp2() may return 0 or a subnormal number, which is less than
-         * 2^-126 in any case. */
+        /* For exponents between -126 and -150 a table's exp2() may return 0 or a subnormal number. Both are less than
+         * 2^-126. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];
@@ -459,7 +457,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* A holds only `count` rows of the product; its memory behind them may hold anything */
+            /* A holds only `count` rows of the product; the memory behind these rows may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -591,8 +589,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and its
- * result would overflow with scores of this size. */
+/* c * S must be rounded before the maximum is subtracted. A fused operation would round only the maximum, and would
+ * overflow with enormous scores. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;

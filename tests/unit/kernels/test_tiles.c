@@ -53,7 +53,7 @@ static void test_intervals_and_pairs_are_those_of_the_definition(void **state)
                         }
                         assert_int_equal(attn_pairs_of(&g, &s), pairs);
                         assert_true(attn_flops(&p) == (double)pairs * 2 * 16);
-                        for (int64_t r0 = 0; r0 < Sq; r0++) /* all tiles of rows [r0, r1) */
+                        for (int64_t r0 = 0; r0 < Sq; r0++) /* the loops try every tile of rows [r0, r1) */
                             for (int64_t r1 = r0 + 1; r1 <= Sq; r1++) {
                                 const attn_range any = attn_keys_of_rows(&g, &s, r0, r1),
                                                  all = attn_keys_of_all_rows(&g, &s, r0, r1);
@@ -86,8 +86,9 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* A tile is free if its mask hides no pair, and hidden if it hides every pair. A tile that is called free or hidden
- * must be so, for every kind of mask. In simple cases the code must find free and hidden tiles. */
+/* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code need not recognise every such
+ * tile, but a tile that it calls free or hidden must be so, for every kind of mask. In simple cases it must find free
+ * and hidden tiles. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {

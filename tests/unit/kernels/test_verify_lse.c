@@ -1,6 +1,6 @@
-/* test_verify_lse.c: tests which lse a backward may be given. The lse of the scores themselves, and that of more keys
- * (ring attention), must never be refused, whatever the options. Each other convention of lse that verify_lse.c knows
- * must be found and named. */
+/* test_verify_lse.c: tests which lse a backward may be given. The lse of the problem's scores, and the lse of more keys
+ * (ring attention), must never be refused, whatever the options. verify_lse.c knows other conventions of lse, each of
+ * which must be found and named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,7 +65,7 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe (a request for attention weights) that is given an lse. Its keys may be in pages, and in
+/* Returns a random observe (a request for attention weights) that is given an lse. The keys may be in pages, and may be
  * float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {
@@ -119,8 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* An observe (a request for attention weights) may be given an lse. If the lse is in base 2 instead of base e, the
- * check must find that. With float8, whose tolerances are wide, it must do so in rows with many keys. */
+/* An observe (a request for attention weights) may be given an lse. The check must find an lse in base 2 instead of
+ * base e. With float8, whose tolerances are wide, it must do so in rows with many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -167,8 +167,8 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* A client's own forward may have used q and k before they were rounded to float16 or bfloat16. The lse of the
- * unrounded scores must pass. */
+/* The lse of a client's forward must pass the check even if the forward used q and k that were not yet rounded to
+ * float16 or bfloat16. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -207,9 +207,9 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys, and such a part must pass the check. In this
- * test parts have equal lengths, as is usual: the sum over all keys is then about a whole number of times the sum over
- * a part. */
+/* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
+ * parts have equal lengths, as is usual: the sum over all keys is then about a whole number of times the sum over a
+ * part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -235,7 +235,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. It must pass the check, because ring attention gives a part of the keys the lse of all keys. */
+ * keys. The check must let that lse pass, because in ring attention a part of the keys comes with the lse of all
+ * keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -296,8 +297,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that made the lse, which differ from those that the backward is sent
- * with. */
+/* Gives the problem the options of the forward that made the lse. The backward is sent with other options. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -406,7 +406,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
 }
 
 /* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
- * device must compute the same sums as the host. */
+ * device must compute the sums that the host would compute. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

@@ -14,11 +14,11 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* Memory for a parser (proto_memory) with a limit. It moves at every growth, so that a sanitizer reports a pointer kept
- * from before as a use after free. */
+/* Memory for a parser (proto_memory) with a limit. The memory moves at every growth, so that a sanitizer reports any
+ * use of a pointer from before the growth. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: present size of the memory; limit: its largest size, where 0 means no limit */
+    size_t bytes, limit; /* bytes: present size of the memory; limit: largest size of the memory (0: no limit) */
     int growths;
 };
 
@@ -52,7 +52,7 @@ struct decoded {
     bool has_regions; /* KServe: all regions of shared memory that the body names exist, and fill_shared() fills them */
 };
 
-/* Fills each input in shared memory with bytes that depend on its name and on their position in it. */
+/* Fills each input in shared memory. Each byte depends on the input's name and on the byte's position in the input. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -96,7 +96,7 @@ static inline size_t some_bytes(void *context, size_t left)
     return piece < left ? piece : left;
 }
 
-/* Feeds the body to the parser in pieces; piece_of(context, left) returns the size of the next one. Each piece is a
+/* Feeds the body to the parser in pieces; piece_of(context, left) returns the size of the next piece. Each piece is a
  * copy in memory of its own size, so that the sanitizer sees a read beyond its end. Frees the parser. */
 static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
@@ -129,8 +129,8 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* Decodes a KServe body in pieces for a model. json_bytes: the length of the body's JSON, or -1 if the request does not
- * say it. */
+/* Decodes a KServe body in pieces, for the model `model`. json_bytes: the length of the body's JSON; -1: the request
+ * does not say the length. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -160,7 +160,7 @@ static inline void print_tensor(FILE *f, const struct decoded *d, const char *na
         if (data < (unsigned char *)d->memory.base ||
             (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
             (size_t)(data - (unsigned char *)d->memory.base) % 64)
-            abort(); /* the tensor lies outside the memory that the parser says it uses, or is not aligned */
+            abort(); /* the tensor lies outside the memory that the parser calls used, or is not aligned */
         fprintf(f, ":");
         for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
     }
@@ -219,7 +219,7 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
 }
 
 /* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. The result of the whole body
- * stays in *d. Prints each way that gives another result, and returns the number of such ways. */
+ * stays in *d. Prints each way of splitting that gives another result, and returns the number of these ways. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;
@@ -243,8 +243,8 @@ static inline int decode_all_ways(struct decoded *d, const struct body *body)
     return differences;
 }
 
-/* Checks that the body is refused with this message, however it is split. Prints differences under the name `shown`,
- * and returns their number. */
+/* Checks that the body is refused with `status`, `member` and the message `says`, however the body is split. Prints
+ * differences under the name `shown`, and returns their number. */
 static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
                                     const char *says)
 {

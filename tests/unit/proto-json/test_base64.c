@@ -61,7 +61,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that no valid base64 could have there. */
+/* Returns the offset of the first character that cannot stand at its place in any valid base64. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -175,7 +175,7 @@ static void test_every_length_comes_back_through_every_split(void **state)
         memset(text - 64, 0x55, chars + 64);
         base64_encode(source, bytes, text);
         assert_memory_equal(text, want, chars);
-        /* the bytes before the text must be unchanged, too */
+        /* the bytes before the text must be unchanged */
         for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55);
         for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
     }
@@ -210,7 +210,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    /* texts of 100 characters, and of 400, which also reach the unrolled loops */
+    /* texts of 100 characters, and of 400 characters, which reach the unrolled loops */
     static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
@@ -322,8 +322,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After this many characters, the decoder stores bytes past the caches, in whole cache lines. A stream may reach
-     * this point anywhere within a line. */
+    /* After CHARS characters, the decoder stores bytes past the caches, in whole cache lines. A stream may be anywhere
+     * within a line at that point. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

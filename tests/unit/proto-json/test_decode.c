@@ -206,7 +206,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* test_check.c tests these messages of attn_check(); here it suffices that one arrives */
+        } else { /* test_check.c tests the messages of attn_check(); here any message will do */
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -737,8 +737,8 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table proto_options is accepted by its operations. A value of a wrong type is refused with the
- * option's name. */
+/* Every option of the table proto_options is accepted by its operations. If its value has a wrong type, the error names
+ * the option. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -756,7 +756,7 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The defaults in the table proto_options, which the OpenAPI document shows, are those that decoding uses. */
+/* The table proto_options has default values, which the OpenAPI document shows. Decoding must use the same defaults. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;
@@ -886,8 +886,8 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* The test gives the parser as much memory as proto_memory_for() returns for the length of the body. This must suffice
- * however the body is split. */
+/* The parser gets as much memory as proto_memory_for() returns for the length of the body. That must suffice, however
+ * the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

@@ -1,4 +1,4 @@
-/* test_encode.c: answers are compared byte by byte, and are the same in whatever block sizes they are read. */
+/* test_encode.c: answers are compared byte by byte, and must be the same in whatever block sizes they are read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,8 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        char *piece = malloc(block); /* a block of its own, so that the sanitizer sees a write beyond it */
+        /* a block of memory with exact bounds, so that the sanitizer sees a write beyond it */
+        char *piece = malloc(block);
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);
         assert_true(count <= block && count <= length - done);
@@ -39,7 +40,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     return text;
 }
 
-/* Checks that the answer is the text `says` in whatever block sizes it is read, and that it is JSON. */
+/* Checks that the answer is JSON and has the text `says`, in whatever block sizes it is read. */
 static void check(const proto_call *call, const proto_result *results, const char *says)
 {
     const size_t length = strlen(says);
@@ -89,7 +90,7 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Writes base64 of tensors whose length in bytes is 0, 1 or 2 modulo 3, or 0. */
+/* Writes base64 of tensors whose lengths in bytes are 0, 1 and 2 modulo 3, and of empty tensors. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {
@@ -136,7 +137,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays this tensor without elements would be 2^40 brackets, so it is written flat */
+    /* as nested arrays the tensor, which has no elements, would be 2^40 brackets, so it is written flat */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -165,8 +166,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* An answer contains the sizes as the server has read them from the shapes. A request whose shapes are in the wrong
- * layout may be valid and is then answered with 200: only the sizes show the mistake. */
+/* An answer contains the sizes (B, H, Sq, ...) as the server has read them from the shapes. A request with shapes in
+ * the wrong layout may be valid. Only the sizes in its answer then show the mistake. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -219,7 +220,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append has no queries, and therefore an answer without the fact `sizes` */
+        { .says = "" }, /* an append has no queries, so its answer has no member `sizes` */
 #undef SAYS
 #undef SMALL
     };
@@ -282,14 +283,14 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* What an encoder wrote, a parser reads back to the bit: in both encodings, for every float16. */
+/* A parser must read back what an encoder wrote, to the bit: in both encodings, for every float16. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* all NaN are replaced by one, because the encoder writes every NaN alike */
+    /* all NaN codes are replaced by a single one, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

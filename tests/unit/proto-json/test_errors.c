@@ -106,7 +106,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     memset(pointer, '"', sizeof pointer), pointer[sizeof pointer - 1] = '\0';
     memset(request_id, '\x01', sizeof request_id), request_id[sizeof request_id - 1] = '\0';
     for (size_t room = 0; room <= 4096; room++) {
-        char *text = malloc(room + 1); /* memory of exactly this size, so that the sanitizer sees a write beyond it */
+        /* a block of exactly `room` + 1 bytes, so that the sanitizer sees a write beyond it */
+        char *text = malloc(room + 1);
         size_t length;
         assert_non_null(text);
         text[room] = '!';
@@ -124,7 +125,7 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
 }
 
 /* The longest texts of an attn_error fit into the 4 KiB that proto.h promises for a problem document. They are cut only
- * if all their characters are control characters, whose escapes are long. */
+ * if all characters are control characters, whose escapes are long. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;

@@ -45,7 +45,7 @@ struct infer {
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a body from its parts. The caller frees its bytes. */
+/* Makes a body from its parts. The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -93,8 +93,8 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Decodes a body that names shared memory. All regions of shared memory exist in this test, and each input is filled
- * with the bytes that the body QKV has for it. */
+/* Decodes a body that names shared memory. In this test all regions of shared memory exist, and hold the bytes of the
+ * inputs in the body QKV. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -188,8 +188,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* An output in shared memory is only named in the answer. It has no parameters, because the C++ client would look for a
- * size of binary data in them. */
+/* An output in shared memory is only named in the answer. It has no parameters, because Triton's C++ client would look
+ * there for a size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -369,8 +369,8 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     }
 }
 
-/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. Nothing reads that
- * address, and in this test no memory is there. */
+/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. The address in this
+ * test points to no memory, because nothing reads it. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -478,7 +478,7 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* the next bodies have inputs as bytes and as numbers in any order, indices and masks that are converted, and
+        /* the bodies below have inputs as bytes and as numbers in any order, indices and masks that are converted, and
          * members that only KServe clients write */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
@@ -572,11 +572,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the message points at q, whose size is wrong, not at v, whose data would end a byte early */
+          /* the error names the wrong size of q, and not v, whose data would end a byte early */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the message points at q, whose size is wrong, not at the body, which would have a byte too many */
+          /* the error names the wrong size of q, and not the byte too many in the body */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },
@@ -875,8 +875,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON of a KServe body has a limit of its own. The HTTP thread parses it at once, because it says where the bytes
- * behind it go. Numbers of tensors in the JSON do not count toward the limit. */
+/* The JSON of a KServe body has a limit of its own. The HTTP thread parses the JSON at once, because the JSON says
+ * where the bytes behind it go. Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

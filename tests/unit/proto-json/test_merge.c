@@ -105,7 +105,7 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* A request names the parts of a merge (results over parts of the keys) in one of two ways, which must give the same
+/* A request can name the parts of a merge (results over parts of the keys) in two ways. The two must give the same
  * merge, however the body is split. */
 static void test_parts_have_two_spellings(void **state)
 {
@@ -184,8 +184,8 @@ static void test_names_of_parts_are_exact(void **state)
     assert_string_equal(proto_tensor_name(PROTO_TENSORS - 1, true, name), "parts.63.dlse");
 }
 
-/* A body may have several merges (results over parts of the keys are joined). If one is refused, its parts are freed,
- * and the other merges stay. */
+/* A body has several merges (a merge joins results over parts of the keys). If one merge is refused, its parts are
+ * freed, and the other merges stay. */
 static void test_a_refused_merge_of_several_leaves_the_others(void **state)
 {
     struct decoded d = { 0 };

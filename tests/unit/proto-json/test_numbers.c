@@ -34,7 +34,8 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        char *exact = malloc(now + 1); /* memory of exactly this size, so that a sanitizer sees a read beyond it */
+        /* a block of exactly this many bytes, so that a sanitizer sees a read beyond it */
+        char *exact = malloc(now + 1);
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
         size_t used = 0;
@@ -69,7 +70,7 @@ static uint32_t code_at(const struct result *r, size_t index)
     return code;
 }
 
-/* Reads the text of one number. Returns false if it is refused. */
+/* Reads the text of one number. Returns false if the reader refuses the text. */
 static bool read_one(const char *number, numbers_type type, uint32_t *code)
 {
     char text[2048];
@@ -382,8 +383,8 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes a number just below x > 0 as text: the exact decimal expansion of x, with its last digit decremented and nines
- * behind it. */
+/* Writes a number just below x > 0 as text: the exact decimal expansion of x with its last digit decremented, and then
+ * nines. */
 static void text_below(double x, char *text, size_t size)
 {
     snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point, so all digits of x fit */
@@ -435,7 +436,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* if the next code is a finite number too, there is a midpoint between the two */
+            /* true: the next code is a finite number; false: numbers above the middle are refused */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);

@@ -1,5 +1,5 @@
-/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded (whole, and split at every byte), computed by
- * the reference backend and encoded. The answer must be the one in the document. */
+/* test_protocol.c: tests that PROTOCOL.md is true. Every request in the document is decoded (whole, and split at every
+ * byte) and computed by the reference backend. The answer must be the one in the document. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* relative to the top folder of the repository, in which tests run */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, in which tests run */
 
 /* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {
@@ -50,8 +50,8 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
     return count;
 }
 
-/* Returns a safetensors file from its form in the document: the header, and on the last line the data in base64. The
- * caller frees it. */
+/* Returns a safetensors file from its form in PROTOCOL.md: the header, and on the last line the data in base64. The
+ * caller frees the file. */
 static char *file_of(const char *text, size_t *bytes)
 {
     const char *const end = text + strlen(text) - 1; /* the line break that ends the text */
@@ -152,8 +152,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* The answer of KServe, JSON with bytes behind it, becomes a safetensors file if 8 bytes with the JSON's length
-     * come before it; parse_file() reads that. */
+    /* KServe's answer, JSON with bytes behind it, becomes a safetensors file if 8 bytes with the length of the JSON are
+     * put before it. parse_file() reads safetensors files. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -188,7 +188,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* the numbers `explained` and `limit` of an error depend on how this processor rounds, so they are not compared */
+    /* the numbers `explained` and `limit` of an error depend on how the processor rounds, so they are not compared */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
@@ -274,7 +274,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    /* PROTOCOL.md has at least 8 requests and 7 answers; with fewer, the test would not have read all of it */
+    /* if the test found fewer than the 8 requests and 7 answers of PROTOCOL.md, it would not have read all of the
+     * document */
     assert_true(requests >= 8 && answers >= 7);
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);

@@ -43,7 +43,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as a JSON member, whose data are the bytes from `begin` on. */
+/* Writes a tensor as a JSON member. The tensor's data are the bytes of the file from `begin` on. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -110,12 +110,12 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    /* the tensors' order in the header may differ from that of their data */
+    /* the order of the tensors in the header may differ from the order of their data */
     check_same(FORWARD, "{" V "," Q "," K "}", "");
     /* the header may be padded with spaces, as the package `safetensors` does */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
-    /* a dtype may be written with any of its names */
+    /* each of a dtype's names is accepted */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
@@ -178,7 +178,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Checks that a member is read under each of its names: a value that no member may have must be refused. */
+/* Checks that the parser reads a member under each of its names: a value that no member may have must be refused. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -223,7 +223,7 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Every tensor begins at an aligned address, also if it follows a tensor of odd length or one without elements.
+/* Every tensor begins at an aligned address, even behind a tensor of odd length or a tensor without elements.
  * decoded_text() checks where each tensor lies. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
@@ -423,8 +423,8 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* Names that describe a file, such as "format", are ignored. The names below only resemble such names, so they
-         * are refused. */
+        /* Names that describe a file, such as "format", are ignored. The names below are similar to names that describe
+         * a file, but are none, so they are refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -445,7 +445,8 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Tests bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
+/* Tests bodies that end before their header is complete, or that begin with bytes that are no valid length of a
+ * header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -664,8 +665,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* An answer has facts, such as its timings, that are no options of a request. The parser refuses the first of their
-     * names, and accepts everything before it. */
+    /* An answer has facts (members such as its timings) that are no options of a request. The parser refuses the name
+     * of the first fact, and accepts everything before it. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

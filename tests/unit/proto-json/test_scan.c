@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece, in memory of the piece's own size. After an error it does nothing. */
+/* Scans one piece, in memory of the piece's own size. Does nothing after an error. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -67,8 +67,8 @@ static void scan_bytes(struct scanned *r, const char *body, size_t bytes)
     scan_end(r);
 }
 
-/* Returns a result as text (status, message, remaining JSON, extracted values with their bytes). The caller frees
- * it. */
+/* Returns a result of the scanner as text: status, message, remaining JSON, extracted values with their bytes. The
+ * caller frees the text. */
 static char *scanned_text(const struct scanned *r)
 {
     char *text = NULL;
@@ -115,7 +115,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* The number of bodies so far whose result was wrong. Every test goes through its whole table before it fails. */
+/* number of bodies with a wrong result so far; a test goes through its whole table before it fails */
 static int differences;
 
 static int no_differences(void **state)
@@ -389,7 +389,7 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
           "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
-    /* the first and the last character of each length of UTF-8, and the characters around the surrogates */
+    /* the first and the last character of each length of UTF-8, and the characters next to the surrogates */
     check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
           "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
           "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
@@ -414,7 +414,8 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
     check("{\"data\":\"A\\u0041\\u003d=\"}", "{\"data\":0}\n0 @0 00");
     check("{\"\\u0064at\\u0061\":\"AAEC\"}", "{\"\\u0064at\\u0061\":0}\n0 @0 000102");
-    /* names that only resemble "data" are not extracted, nor are values that are neither string nor array */
+    /* values of members with names similar to "data" are not extracted, nor are values that are neither string nor
+     * array */
     check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}",
           "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
     check("{\"data\":5,\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":\"AAEC\"}}}",
@@ -458,8 +459,8 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* For text that is not base64 but a data URI, hexadecimal or the like, the error says so, however the body is split:
- * the scanner needs the beginning of the text, which may have come in an earlier piece. */
+/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. For
+ * the form the scanner needs the beginning of the text, which may have come in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -506,8 +507,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* The dtype may come after the data. The result is then the same, which 1.0009765625 + 2^-11 shows: rounded twice,
-     * it would become another float16. */
+    /* The dtype may come after the data, and the result must be the same. The number 1.0009765625 + 2^-11 shows that
+     * the text is rounded once: a second rounding would give another float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",

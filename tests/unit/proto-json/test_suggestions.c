@@ -1,6 +1,6 @@
 /* test_suggestions.c: sends each word of proto-json/suggestions.c (names that clients write by mistake) in a body. The
- * test fails if a member, a dtype or a choice has that name by now, or if a word is in two rows, because the second row
- * would never be used. */
+ * test fails if the server knows a member, a dtype or a choice of that name. It also fails if a word is in two rows,
+ * because the second row would never be used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* Returns the operation of this name, or PROTO_OP_COUNT if `place` does not name an operation. */
+/* Returns the operation that `place` names; PROTO_OP_COUNT: `place` names no operation. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -104,7 +104,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A word that a suggestion recommends as a dtype must not be in the table itself, so that one lookup is enough. */
+/* A word that a suggestion recommends as a dtype must not have a suggestion of its own, so that one lookup is
+ * enough. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -143,8 +144,8 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Checks that a user who follows a suggestion is not refused again: the names that it quotes ('name', or "name": in a
- * text to write) must be accepted at that place. */
+/* Checks that a client who follows a suggestion is not refused again: the names that the suggestion quotes must be
+ * accepted at `place`. A suggestion quotes 'name', or "name": in a text to write. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -184,7 +185,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* says: the suggestion; NULL: no word of the list has one */
+        const char *place, *word, *says; /* says: the suggestion; NULL: no word of the list has a suggestion */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },
@@ -263,7 +264,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    /* in base64 these bytes are "09PT" again and again, which is not hexadecimal because of P and T */
+    /* the base64 text of 0xd3 bytes is "09PT" again and again, and P and T are not hexadecimal digits */
     memset(bytes, 0xd3, sizeof bytes);
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */

@@ -1,5 +1,5 @@
-/* Trees: a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words inside a string is
- * read without the scanner, and must become the tree that the scanner makes of it. */
+/* test_tree.c: a client's JSON, once scanned, must become the tree that cJSON makes of it. A list of words inside a
+ * string is read without the scanner, and must become the tree that the scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            /* a list that begins with white space: the fast reader of lists leaves it to the scanner */
+            /* a list that begins with white space, which the fast reader of lists leaves to the scanner */
             char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
@@ -88,8 +88,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
 }
 
 /* All trees made in one tree_memory are freed together. In this test two trees are made in turns, each in its own
- * tree_memory, as for bodies that arrive at the same time. Each needs more than one block of memory, and has strings
- * longer than a block. */
+ * tree_memory, as for two bodies that arrive at the same time. Each tree needs more than one block of memory, and has
+ * strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* numbers in these bodies are written as cJSON writes them */
+/* numbers in the bodies below are written as cJSON writes numbers */
 static const char *const bodies[] = {
     "{}",
     "[]",

@@ -73,7 +73,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. */
+/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file, which holds a batch. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -89,7 +89,8 @@ HELPER void config_default(struct config *config)
     if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
 }
 
-/* Opens a server with this configuration, which config_default() filled in. The server has no devices and no loop. */
+/* Opens a server with the configuration `config`, which config_default() filled in. The server has no devices and no
+ * loop. */
 HELPER void server_open(struct server *server, const struct config *config)
 {
     *server = (struct server){
@@ -160,7 +161,7 @@ HELPER char *forward_body(int rows, int D, const char *extra)
 }
 
 /* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
- * but its inputs only a few hundred. */
+ * while its inputs have only a few hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -178,7 +179,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns an envelope, {"requests": [...]}, of `count` bodies, which it frees. */
+/* Returns an envelope, {"requests": [...]}, of `count` bodies, and frees these bodies. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;
@@ -217,8 +218,8 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
     return status;
 }
 
-/* Returns a request in state RECEIVING whose body is complete. The server counts it as a request in that state. The
- * calling thread must have ROLE_HTTP. */
+/* Returns a request in state RECEIVING whose body is complete. The server's count of requests in that state includes
+ * it. The calling thread must have ROLE_HTTP. */
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -254,8 +255,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of problem `i` has the same bits as when the test itself runs the problem on a CPU
- * device. */
+/* Checks that every output of problem `i` has the bits that the test itself computes on a CPU device. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

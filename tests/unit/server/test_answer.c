@@ -1,6 +1,7 @@
-/* test_answer.c: tests of answers without a connection: what the server gives libmicrohttpd (status, headers, body, and
- * who owns the body's memory) for tensors, problem documents and texts of handlers. The test replaces functions of
- * libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
+/* test_answer.c: tests of answers without a connection: the status, headers and body that the server gives
+ * libmicrohttpd, and who owns the body's memory. Answers are tensors, problem documents and texts of handlers. The test
+ * replaces functions of libmicrohttpd (__wrap_..., see the Makefile), and reads a body piece by piece, as libmicrohttpd
+ * would. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -24,7 +25,7 @@ static struct {
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of a body that is not streamed; NULL: it is streamed */
+    const void *buffer; /* the memory of a body that is not streamed; NULL: the body is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
@@ -303,7 +304,7 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* the request is freed before libmicrohttpd reads its answer, as if the connection broke */
+    /* frees the request before libmicrohttpd reads the request's answer, as if the connection broke */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -364,8 +365,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* an answer that must be measured before it is sent gets its encoder from the server's loop; here the test makes
-     * the encoder */
+    /* an answer that must be measured before it is sent gets its encoder from the server's loop; in this test no loop
+     * runs, so the test makes the encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
@@ -446,7 +447,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
 }
 
 /* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer has the status of
- * its error instead of 200. */
+ * the problem's error instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

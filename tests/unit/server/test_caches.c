@@ -139,7 +139,7 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    /* fills new memory with bytes that are not 0, as if another program had used it before */
+    /* fills the new memory with bytes other than 0, like memory that another program has used */
     memset(rig->memory, 0xee, POOL_BYTES);
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
@@ -281,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this step, so the positions that it appends do not count */
+    /* the device fails in this step, so the positions that the step appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -314,7 +314,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
-    /* the cache's last page is its own, so it is not copied */
+    /* no other cache shares the cache's last page, so the page is not copied */
     assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK);
     assert_holds(rig, &a, want, 200);
     assert_holds(rig, &b, other, 200);
@@ -325,8 +325,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks its caches up once, in caches_look(). caches_begin() looks them up again only if some cache was deleted
- * after caches_look(). */
+/* A step looks up its caches once, in caches_look(). If a cache was deleted after caches_look(), caches_begin() must
+ * look up the caches again. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -336,7 +336,7 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* a step looks up two caches, and then a cache that it does not use is deleted */
+    /* a step looks up two caches, and then another cache is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
@@ -373,8 +373,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The earlier
-     * positions in the copy stay the same. */
+    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The copy has the
+     * earlier positions. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };
@@ -382,8 +382,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise one long cache and many
- * forks, which share its pages, could use up the host's memory. */
+/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise many forks of one long
+ * cache, which share its pages, could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -415,8 +415,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) has the largest allowed number of rows, and its table has the largest allowed number
- * of page numbers, counted after each of its caches has grown by a page. */
+/* A step (a decode or an append) has the largest allowed number of rows. After each of its caches has grown by a page,
+ * its table has the largest allowed number of page numbers. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -462,7 +462,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until nothing fits any more */
+    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until no position fits */
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -473,8 +473,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Caches that are made before they are filled are spread over all devices. In an earlier version all caches were placed
- * on the first device, which was full while three quarters of all memory was free. */
+/* New caches are spread over all devices, even before they are filled. In an earlier version all caches were placed on
+ * the first device, which was full while the other devices were empty. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -493,7 +493,7 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
-    /* When some devices have more caches than others, new caches go to the emptier ones. Here the test makes more
+    /* If some devices have more caches than others, new caches go to the devices with fewer. Here the test makes more
      * caches than the emptiest device has room for, and all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
@@ -515,22 +515,21 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* this cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
+    /* the cache fills all pages of one device, so it has 64 page numbers (page-table entries) */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* The page numbers (page-table entries) of all caches on a device are limited to CACHES_NUMBERS; each of these
-     * forks has 64, all on one device. */
+    /* CACHES_NUMBERS limits the page numbers (page-table entries) of all caches on a device. Each fork has 64 page
+     * numbers, and all forks are on one device. */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* If one of four devices fails, a caller's share of the memory is computed from the other three: half of three
-     * pools. */
+    /* If one of four devices fails, a caller's share is half of the memory of the other three. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -554,7 +553,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* in each round the pool may ask the device for memory again, because some may have become free */
+        /* in each round the pool may ask the device for memory again, because memory may have become free */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -576,7 +575,7 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. The new positions of row 0 would fit and those of row 1 do not, so neither row grows. */
+    /* 63 pages are free. The new positions of row 0 would fit, but not those of row 1, so neither row grows. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -610,8 +609,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full
- * although nothing was in use, because it counted the step's own pages. */
+/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full,
+ * although nothing was in use. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -644,14 +643,14 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* With one more free page, the first of the step's three pages fits and the others do not. The message must name
-     * the memory that was free before the step. */
+    /* With one more free page, there is room for the first of the step's three pages only. The message must name the
+     * memory that was free before the step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* Expired caches do not count against a caller's share: they are removed before a caller is refused. */
+/* Expired caches do not count against a caller's share: the server removes them before it refuses a caller. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -715,8 +714,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* Starting a sequence (a named cache of KServe) replaces an older sequence of that name of the same caller, but not
-     * another caller's. */
+    /* Starting a sequence (a named cache of KServe) replaces the caller's older sequence of the same name. Another
+     * caller's sequence of that name stays. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -767,7 +766,7 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* with a random key, five of these names have equal hashes once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five of the names have equal hashes once in 10^16 runs */
 }
 
 /* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
@@ -798,12 +797,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking a sequence (a named cache) up does not count as using it */
+    /* looking up a sequence (a named cache) does not count as using the sequence */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence (a named cache) of this name still exists beside the new one */
+    /* an expired sequence (a named cache) still exists beside the new sequence of the same name */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -825,7 +824,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* the text must not be reported as an id of another process, because an id has hexadecimal digits only */
+            /* an id has hexadecimal digits only; other text must not get the error for an id of another process */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -842,7 +841,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a new cache, which no scan of the queue has reached, must not look as if scan 0 had reached it */
+    /* no scan of the queue has reached the new cache, so it must not look as if scan 0 had reached it */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -962,7 +961,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device may still write to cache a when it is lost */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* cache `a` is lost while the device may still write to it */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -994,8 +993,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must not expire then,
- * whatever errors the step returns. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must then not expire,
+ * even if the step fails. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1011,7 +1010,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* there is room for one cache only, so the fork below first looks for expired caches to remove */
+        /* the server has room for one cache only, so the fork below first looks for expired caches to remove */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
@@ -1075,8 +1074,8 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* If there is no memory for the pool's own tables, the device must not be asked for its memory. In an earlier version
- * the device gave its memory before the tables failed, that memory was lost, and the next call asked for more. */
+/* If the pool cannot allocate its own tables, it must not ask the device for memory. In an earlier version the device
+ * gave its memory first, the tables failed, and the device's memory was lost. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
@@ -1092,7 +1091,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A device driver that takes long to give memory: it waits until other threads have used the caches meanwhile. */
+/* A device driver that takes long to give memory, because it waits until other threads have used the caches. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1164,11 +1163,11 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
 {
     static char page;
     (void)context, (void)bytes, (void)err;
-    *memory = &page; /* the test copies nothing in this pool, so any address will do */
+    *memory = &page; /* the test copies nothing to or from this pool, so any address will do */
     return ATTN_OK;
 }
 
-/* Counts in how many caches each page occurs, and checks that the pool's own figures are the same. */
+/* Counts for each page how many caches have it, and checks that the pool's own figures are the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1195,7 +1194,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other operations change its cache. */
+/* A step that is under way while other operations change its caches. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1211,7 +1210,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* nothing reads the tensors k and v, so they may point anywhere */
+    w->step.k = w->step.v = w->table; /* no code reads k and v in this test, so any address will do */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1223,8 +1222,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length of a cache. It is often near the end of a block of page numbers. In half of all cases it is a
- * multiple of the page size. */
+/* Returns a random length of a cache. The length is often near the end of a block of page numbers. In half of all cases
+ * the length is a multiple of the page size. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1233,7 +1232,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, whether or not a step is under way on it. */
+/* Does a random operation on a cache, even if a step uses the cache at the same time. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1278,7 +1277,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares that cache's blocks of page numbers, and has few page numbers of its
+/* A fork of the longest possible cache shares the cache's blocks of page numbers, and needs few page numbers of its
  * own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
@@ -1300,8 +1299,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* A list of page numbers that ends within a shared block needs a block of its own for the numbers that remain. Here
-     * there is no memory for that block, so the operation fails and nothing has changed. */
+    /* A list of page numbers that ends within a shared block needs a block of its own for its last numbers. Without
+     * memory for that block the operation fails, and changes nothing. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -23,7 +23,7 @@
 
 extern char **environ;
 
-/* Splits a text at its spaces to make argv, with "attnd" first, and reads the configuration from it. */
+/* Splits a text at its spaces, puts "attnd" before the words, and reads the configuration from them. */
 static enum config_result read_text(struct config *config, const char *text, char message[512])
 {
     char *argv[32] = { "attnd" }, copy[512];
@@ -294,7 +294,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL }, /* not set */
-        /* a variable of the kernels library is no option of the server, so it is ignored */
+        /* the kernels library has this variable; it is no option of the server, so it is ignored */
         { "ATTN_CPU_ISA", "portable", NULL },
         /* ATTND_INHERITED_SOCKETS is no option: the supervisor sets it for the server that it starts */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
@@ -413,7 +413,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* A child process lowers the limit on open files, because a process cannot raise it again. */
+/* A process that has lowered its limit on open files cannot raise the limit again, so a child process lowers it. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_connections.c: tests which connections are too slow, and what the server sends them before it closes them. The
- * test uses socket pairs without a web server. */
+/* test_connections.c: tests which connections are too slow, and what the server sends on a connection before it closes
+ * it. The test uses socket pairs without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -112,7 +112,7 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the server has not read this byte yet, so the client is not too slow */
+    /* the server has not read the byte yet, so the client does not count as too slow */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -139,7 +139,7 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. The server must
+/* If libmicrohttpd has no memory for a connection, it closes the socket without calling back. The server must
  * nevertheless notice that the connection is gone. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
@@ -159,8 +159,8 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep over all connections, the descriptor's number is reused: once for another connection, and
-     * once for something that is no connection. */
+    /* Before the next sweep over all connections, the descriptor's number is reused. Once it is another connection, and
+     * once something that is no connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -194,8 +194,8 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice that the connection is
- * closed. The server must notice. */
+/* If a client sends bytes and closes its connection at once, libmicrohttpd 0.9.75 may not notice the end of the
+ * connection. The server must notice it. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -242,8 +242,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server ends), idle connections stay open as long as a load balancer sends requests on some of
- * them. When no connection gets a request any more, all idle ones are closed. */
+/* During a drain (the server ends), idle connections stay open as long as requests come on any of them, as a load
+ * balancer sends them. When no connection gets a request any more, the server closes all idle connections. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -254,7 +254,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* no request has come on this connection for long, but requests still come on others */
+        /* requests still come on other connections, but for long none has come on this one */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
@@ -279,8 +279,9 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* Room for a new connection is made by closing connections without a token first, and among these the oldest. Here
- * every third connection has shown a token, every seventh has a request under way, and their ages are mixed. */
+/* To make room for a new connection, the server closes first connections without a token, and of these the oldest
+ * first. Here every third connection has shown a token, every seventh has a request under way, and their ages are
+ * mixed. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;

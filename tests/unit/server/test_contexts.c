@@ -1,4 +1,4 @@
-/* test_contexts.c: tests of saved contexts (forwards whose tensors a backward will use): how long they live, their
+/* test_contexts.c: tests of saved contexts (forwards whose tensors a backward will use): how long contexts live, their
  * limits, and whose memory they use. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,8 +50,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns a finished job that holds one ready context (saved forward) for each problem. Their ids go to id[i]. The
- * forward was answered, so its request no longer holds the job. */
+/* Returns a finished job that holds one ready context (saved forward) for each problem. id[i] becomes the id of context
+ * i. The forward was answered, so its request no longer holds the job. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -145,8 +145,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Returns the error of reserving a context (memory of a saved forward) for a job of this many bytes, and frees the
- * job. */
+/* Reserves a context (memory of a saved forward) for a job of `bytes` bytes, which must fail. Returns the error, and
+ * frees the job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -275,7 +275,7 @@ static void test_finishing_twice_does_nothing(void **state)
      * forward) */
     contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    /* a second call for the same job changes nothing, even if it says that the client gets an answer */
+    /* a second call for the same job changes nothing, even with true (the client gets an answer) */
     contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);

@@ -1,6 +1,6 @@
 /* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries: the
  * results have the bits of one device, short problems are not cut, and nothing is copied twice. The devices are those
- * of the fake backend, with memory of their own. The test does what the server's loop does otherwise. */
+ * of the fake backend, with memory of their own. The tests take the place of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -75,7 +75,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the job's sums over queries, if its problem has any. */
+/* Reserves memory for the sums over queries of the job's problem. Does nothing if the problem has no such sums. */
 static void reserve(struct site *s, struct job *job)
 {
     attn_error err = { 0 };
@@ -110,7 +110,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
-/* Returns the fixture with only those outputs that are sums over queries, or with all outputs but those. */
+/* Returns the fixture with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -121,7 +121,7 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
 }
 
 /* Cuts the problem into ranges of queries, and runs each range on a device of the site. `parts` becomes a copy of the
- * fixture with the results. Returns the number of ranges; 1 means that the problem was not cut, and nothing ran. */
+ * fixture with the results. Returns the number of ranges; 1: the problem was not cut, and nothing ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -186,7 +186,7 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns into how many parts the problem was cut; 1 means that it was
+/* Runs the problem over all devices of the site. Returns the number of parts into which the problem was cut; 1: it was
  * not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
@@ -208,7 +208,7 @@ static int run_over(struct site *s, const struct fixture *whole, int *unused)
     return count;
 }
 
-/* 500 random problems on 2, 3 and 4 devices have the same bits as on one device. */
+/* 500 random problems must have the same bits on 2, 3 and 4 devices as on one device. */
 static void test_problems_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -232,8 +232,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* a problem with gradients of a bias that all heads share cannot be cut; over half of the random problems can be
-     * cut */
+    /* fewer than half of the random problems stay whole: a problem with gradients of a bias that all heads share cannot
+     * be cut */
     assert_true(whole_ones < tried / 2);
 }
 
@@ -272,8 +272,8 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* 500 random problems on 2, 3 and 4 devices: out, lse and dq have the bits of one device; gradients that are sums over
- * queries are right within rounding, and the same each time. */
+/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the bits of one device. Gradients that are sums
+ * over queries must be right within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -329,8 +329,8 @@ static void test_sums_are_rounded_as_elsewhere(void **state)
         fixture_make(&f, &spec);
         struct job *const job = job_with(&s, &f.p);
         reserve(&s, job);
-        /* sums of the first part: all upper halves of a float32, and lower halves at and near ties; of the second part:
-         * 0 */
+        /* the sums of the first part have all upper halves of a float32, with lower halves at and near ties; the sums
+         * of the second part are 0 */
         float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
         memset(first, 0, 4 * NUMBERS * sizeof *first);
         for (uint32_t n = 0; n < NUMBERS; n++) {
@@ -375,7 +375,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of parts have the same bits, however many of the server's devices have room or are lost. */
+/* The sums of parts must have the same bits, however many of the server's devices have room or are lost. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -405,7 +405,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         const char *what;
         struct spec spec;
         double seconds;
-        int parts, devices; /* devices: how many the server has; 0 means 4 */
+        int parts, devices; /* devices: number of the server's devices; 0: 4 devices */
     } cases[] = {
         { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
         { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },
@@ -471,7 +471,7 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed or have no room get no part. 0 milliseconds for --split-above-ms mean that no problem is cut. */
+/* Devices that failed or have no room get no part. If --split-above-ms is 0, no problem is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -571,8 +571,8 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* Each device gets the tensors of its own heads only: as many bytes are copied over all devices as to one device, with
- * one copy command per tensor and device. */
+/* Each device gets the tensors of its own heads only. As many bytes are copied to all devices together as to a single
+ * device, with one copy command per tensor and device. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);

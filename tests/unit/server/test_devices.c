@@ -1,6 +1,6 @@
 /* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
- * back and when, whatever the device does. The devices are those of the fake backend, with memory of their own. The
- * test does what the server's loop does otherwise. */
+ * back, and when. The devices are those of the fake backend, with memory of their own. The tests take the place of the
+ * server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -30,7 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares a bench whose devices are not open yet. A test may change its configuration before open_devices(). */
+/* Prepares a bench whose devices are not open yet. A test may change the bench's configuration before
+ * open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -56,8 +57,8 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with this script, in which the word GATE is replaced by the path of this gate (a file: a batch with
- * hold=GATE waits until the test deletes it). */
+/* Opens devices with the script, in which the word GATE is replaced by the path of `gate`. A gate is a file: a batch
+ * with hold=GATE waits until the test deletes it. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -92,8 +93,8 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of these jobs, whose cost is set to `flops` operations. The batch takes over the references to the
- * jobs. */
+/* Returns a batch of the jobs in `jobs`, whose cost is set to `flops` operations. The batch takes over the references
+ * to the jobs. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -172,7 +173,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* the third problem of this job was refused before the batch left, so no device computed it */
+    /* the third problem of the job was refused before the batch left, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -203,8 +204,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* The tensors of a context (a saved forward) lie in the memory of the forward's job. That memory is copied to the
- * device too, once for all batches that use it. */
+/* The tensors of a context (a saved forward) lie in the memory of the forward's job. The server copies this memory to
+ * the device once, for all batches that use the context. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -241,8 +242,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* a stream keeps its scratch memory, and every batch has used the first stream, so nothing else stays
-         * allocated */
+        /* a stream keeps its scratch memory; nothing else stays allocated, because every batch has used the first
+         * stream */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -279,7 +280,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches now, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches, one on each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -297,7 +298,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* a batch that came back no longer counts as load of its device */
+    /* a batch that came back no longer counts as load of the device that computed it */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -386,8 +387,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A gate (a file for which a device waits) holds the first batch. The second batch has memory for its tensors, but is
- * refused its scratch memory. It therefore waits for the first batch, and then runs. */
+/* A gate (a file for which a device waits) holds the first batch. The second batch gets memory for its tensors, but no
+ * scratch memory. It must wait for the first batch, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -405,7 +406,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* the first batch has its scratch memory now */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* wait until the first batch has its scratch memory */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
@@ -521,7 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be at once */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be launched at once */
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
@@ -554,8 +555,8 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that the device uses no more memory than after the same work without verification: nothing but the workspace
- * of each stream. */
+/* Checks that the device uses no more memory than after the same work without verification, which is the workspace of
+ * each stream. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -635,11 +636,11 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* in this script, a second step of the verification would lose the device; the test must end before it */
+    /* the test must end before the second step of the verification, in which this script would lose the device */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the batch `beside` comes back first, because no batch waits until another one is verified */
+    /* the batch `beside` comes back first, because no batch waits until another batch is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -721,8 +722,8 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* Flow Busy (one caller's work) has two batches on streams. While another flow has a batch on the device, only one of
- * Busy's two may continue. */
+/* The caller "Busy" has two batches on streams of a GPU. While another caller has a batch on the GPU, only one of
+ * Busy's two batches may continue. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -734,8 +735,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* The gates hold the first launch of the batch of `other`, and the first launch of the first batch of `busy`. Each
-     * batch has four launches. */
+    /* A gate holds a launch until the test opens it. The gates hold the first launch of the batch of `other`, and the
+     * first launch of the first batch of `busy`. Each batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -747,13 +748,13 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* time in which the second batch of `busy` would end if it were not held back */
+    /* sleeps for the time that the second batch of `busy` would take if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* now batches[2] runs, because no other flow (caller's work) is on the device any more */
+    /* batches[2] runs, because the batches of the other flow (caller's work) have left the device */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -766,8 +767,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A flow (one caller's work) that is alone on a GPU does not queue all its batches there, because the next flow would
- * have to wait for all of them. */
+/* A caller that is alone on a GPU does not queue all its batches there, because the next caller would have to wait for
+ * all of them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -789,7 +790,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* time in which the third batch would end if it were not held back */
+    /* sleeps for the time that the third batch would take if nothing held it back */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -828,8 +829,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
-/* A job of a hundred thousand rows would keep one core busy for minutes. It is cancelled, and the next batch must not
- * wait for it. */
+/* A job of a hundred thousand rows would keep one core busy for minutes. When the job is cancelled, the next batch must
+ * not wait for it. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -842,7 +843,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join its batch */
+    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join the long job's batch */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     /* the long job is cancelled, and the next batch must not wait until its threads are free */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -860,7 +861,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of this flow (one caller's work), whose job has `rows` rows. */
+/* Gives the device a batch of the flow (one caller's work) `flow`, whose job has `rows` rows. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -871,8 +872,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows (callers' work) are on a device, a short batch may run beside them as a guest, but only after one of
- * the flows has been there for longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. Before
+ * that, one of them must have been on the device for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -902,8 +903,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* A flow (one caller's work) has a batch on both streams of the device, and a third batch that waits. A batch of
- * another flow must be computed nevertheless. */
+/* A caller has a batch on each of the device's two streams, and a third batch that waits. A batch of another caller
+ * must be computed nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -1010,7 +1011,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* a device has as many inline slots (for HTTP threads that compute) as there are HTTP threads */
+    /* with two HTTP threads, a device has two inline slots (places for HTTP threads that compute) */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1022,7 +1023,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* these devices copy nothing, so the copy that the script lets fail never happens */
+    /* the devices read staging memory directly and copy nothing, so the copy that the script lets fail never happens */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1062,8 +1063,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that cannot be joined into one: they differ in an option, the size of their lse is no multiple of 16 bytes,
- * or a body has two problems. Each of them is copied. */
+/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple of
+ * 16 bytes, or a body has two problems. The tensors of each problem are copied separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1219,15 +1220,15 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries reach both
-     * devices */
+    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
+     * reach both devices */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* the slot depends on the core of this thread, so all four tries may have reached the device that works */
+    /* the slots depend on the core of this thread, so possibly no try has reached the device that fails */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
@@ -1270,8 +1271,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* if several parts of a cut job fail, the error is that of the first failed part in the list, although its
-         * device came back last */
+        /* if several parts of a cut job fail, the error is that of the first failed part in the list, even if another
+         * part failed earlier */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1279,7 +1280,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* if the device of a part is lost, any other device can compute that part */
+        /* if the device of a part is lost, any other device can compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));

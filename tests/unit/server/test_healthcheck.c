@@ -21,8 +21,8 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* A server for one connection: it reads a request, sends `answer` and closes. If `answer` is NULL, it stays silent
- * until the client leaves. */
+/* A server for one connection: it reads a request, sends `answer` and closes the connection. If `answer` is NULL, the
+ * server stays silent until the client leaves. */
 struct connection {
     int listener, port;
     char path[64];      /* path of a unix socket; empty: the server listens on TCP */
@@ -90,7 +90,7 @@ static void connection_close(struct connection *p)
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs `attnd healthcheck`. Everything that it printed goes to `said`. */
+/* Runs `attnd healthcheck`, and stores everything that the command prints in `said`. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];

@@ -15,7 +15,7 @@
  * value. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
-    static char text[512]; /* http_head keeps pointers into this text */
+    static char text[512]; /* static, because http_head keeps pointers into the text */
     strcpy(text, head);
     http_head_begin(f, version);
     for (char *at = text, *next; at && *at; at = next) {
@@ -87,7 +87,7 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* a value with white space behind it is copied; the copy and its NUL fill the room for copies exactly */
+    /* a value with white space behind it is copied; with its NUL, the copy fills the room for copies exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
     /* a value that ends in white space must be copied, and no room is left for the copy of "a " */
@@ -176,7 +176,8 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        int json; /* json: 1 if application/json is preferred to application/x-b, 0 if both are equal, -1 otherwise */
+        /* json: 1 if application/json is preferred to application/x-b, 0 if the two are equal, -1 otherwise */
+        int json;
         bool none;
     } cases[] = {
         { NULL, 0, false },

@@ -69,7 +69,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* this machine may have any number of cores; the code under test only sees 2 */
+    threads.cores = 2; /* the code under test sees 2 cores, however many cores the machine has */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
@@ -140,8 +140,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Balances once, after 200 ms in which the threads of core 0 completed `first` requests, and all other threads
- * `others`. */
+/* Lets the server balance connections once, after 200 ms in which the threads of core 0 completed `first` requests, and
+ * all other threads `others` requests. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -189,7 +189,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* without requests, the threads are no longer pinned to their cores */
+    /* without requests, the threads must not be pinned to cores */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);
@@ -207,8 +207,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, once, and then sleeps as long as it was told. It gets the event
- * whether the event comes while it polls or while it sleeps. */
+/* A thread that expects an event polls for a while, and then sleeps up to the time that it was given. It must get the
+ * event whether the event comes while it polls or while it sleeps. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;

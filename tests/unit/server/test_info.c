@@ -364,8 +364,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* The schema of tensors is used for every tensor. The description beside each use says the axes and dtypes of the
- * tensor. test_check.c tests that attn_check() wants the same ranks. */
+/* All tensors share one schema. The description beside each use of the schema gives the axes and dtypes of the tensor.
+ * test_check.c tests that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -432,9 +432,9 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* The document must say which answers a request that changes something may get: 403 if another site's page sends it,
- * 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer about a new
- * resource must have a header with the resource's path. */
+/* The OpenAPI document must list the special answers to requests that change something: 403 if another site's page
+ * sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer
+ * about a new resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -485,7 +485,8 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Checks enums: code generators make a constant in capitals of each value, so these constants must differ. */
+/* Checks the enums of the document. Code generators make a constant in capitals of each value, so the values must
+ * differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;
@@ -546,8 +547,7 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
 
-/* Checks that `value` has the form that `schema` describes. The function knows the keywords that the Info schema uses,
- * and fails on any other keyword. */
+/* Checks that `value` has the form that `schema` describes. Fails on any keyword that the schema Info does not use. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;
@@ -688,7 +688,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-            /* attn_check() refuses a backward with these tensors */
+            /* attn_check() refuses a backward with scales of q, k or v */
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
                                       t == ATTN_T_page_table;
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);

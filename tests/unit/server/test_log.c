@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event the log has left out: the sum of the numbers that it reports. */
+/* Returns how many lines of `event` the log has left out: the sum of the numbers that the log reports. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -233,7 +233,7 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* exactly as long as allowed, so the string is not cut */
+    big[128] = '\0'; /* the string is exactly as long as allowed, so it is not cut */
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
     memset(big, '\n', 200); /* each character has the longest possible escape */
     big[200] = '\0';
@@ -262,7 +262,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    /* these lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
+    /* the 8000 lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
     for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
@@ -271,7 +271,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, it would never return */
+    assert_true(worst < 0.5); /* if log_event() waited for the reader of the pipe, this test would not end */
 
     /* When the reader goes on, the log reports how many lines were lost, and the call that closes the log ends. */
     static char pipe_text[1 << 16];
@@ -298,7 +298,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* this log's writer thread never returns, so a child process uses the log */
+    pid_t child = fork(); /* the log's writer thread never returns here, so a child process uses the log */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -310,7 +310,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the log was closed must not block either */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the end of the log must not block */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;
@@ -371,7 +371,7 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     const int http = count_of(text, " WARN http text=");
     assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    /* the log allows 20 of these lines per second, and the test takes two seconds at most */
+    /* the log allows 20 lines of the event "http" per second, and the test takes two seconds at most */
     assert_true(http >= 20 && http <= 40);
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
@@ -424,7 +424,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* this line counts lines that were lost in an earlier test */
+            continue; /* the line counts lines that were lost in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

@@ -1,6 +1,6 @@
 /* test_loop.c: tests of the scheduler: what happens to a request between the end of its body and its answer. The
- * server's loop runs in a thread of its own. The test does what the HTTP threads do otherwise: it posts requests to the
- * loop, and gets them back. Devices are those of the fake backend.
+ * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
+ * loop, and get them back. Devices are those of the fake backend.
  *
  * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
  * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
@@ -25,9 +25,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the scene from the address of this member */
+    struct server server; /* on_resume() finds the scene by the address of its member `server` */
     struct gate gate;
-    /* work that occupies the only thread of libuv's pool until the test deletes the file of the gate `pool` */
+    /* work that occupies the only thread of libuv's pool until the test opens the gate `pool` (deletes its file) */
     uv_work_t blocker;
     struct gate pool;
     pthread_t thread;
@@ -91,7 +91,8 @@ struct opening {
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test: *state is the test's struct opening (options of the scene), and becomes its struct scene. */
+/* The setup of every test. Before the call *state is the test's struct opening (options of the scene), and afterwards
+ * its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -139,7 +140,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the server's loop go round twice, so that everything that was posted before this call has been handled. */
+/* Lets the server's loop go round twice, so that the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -149,8 +150,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the loop has ended, by itself or, with `tell`, because this function tells it to. Returns its exit
- * status. */
+/* Waits until the loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -175,7 +175,7 @@ static int end(struct scene *s, bool tell)
 /* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
  * test */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
+static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before a call fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -237,7 +237,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives this request back, which means that it can be answered. */
+/* Waits until the loop gives `request` back, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -314,8 +314,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Jobs of kinds A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, then
- * B B, then A. By the script the second batch fails, and the message of the error names the requests in it. */
+/* Jobs of kinds A and B differ in their head sizes. At most two jobs of one kind leave together, the oldest first: A A,
+ * then B B, then A. By the script the second batch fails, and the error message names the requests in that batch. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -338,7 +338,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but the two requests wait for a third of their kind */
+    /* a device is free, but two requests of one kind wait for a third */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -398,8 +398,8 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
-/* Four batches fill the device, and a fifth request waits for it. The deadline of the fifth request passes, and it is
- * answered with an error. */
+/* Four batches fill the device, and a fifth request waits for it. When the deadline of the fifth request passes, this
+ * request is answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -417,8 +417,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves for its device in the turn of the loop in which its request arrives. Deadlines are checked in the next
- * turn: the request is answered then, although its batch still runs. */
+/* Deadlines are checked in the turn of the loop after the one in which the batch went to its device. The request is
+ * answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -445,7 +445,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the job's memory is free */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* after the late backward, another backward can use the context (saved forward) */
+    /* the context (saved forward) is free for another backward, although the first one was late */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -563,7 +563,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the device's verification of the first request, but other requests do not wait for it */
+    /* a gate holds the device's verification of the first request, and other requests must not wait for the end of the
+     * verification */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
@@ -619,8 +620,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of one has left, so it is not verified; the deadline of the other has
- * not passed. */
+/* Two requests wait to be verified. The client of one request has left, so this request is not verified. The deadline
+ * of the other request has not passed. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -647,7 +648,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region of shared memory, "r" of 8 MiB. Returns a descriptor of its object. */
+/* Registers a region "r" of shared memory, with 8 MiB. Returns a descriptor of the region's object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -718,8 +719,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* A client that has its answer may reuse its memory. A request is therefore answered only after the last byte was
- * written to shared memory, even if its deadline has passed. */
+/* A client that has its answer may reuse its memory. So even after its deadline, a request is answered only when the
+ * last byte is written to shared memory. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -768,8 +769,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
- * three lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. q, k and
+ * v lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -847,8 +848,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has
- * more names and shapes than an HTTP thread checks itself. */
+/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has too
+ * many names and shapes to be checked by an HTTP thread. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -945,7 +946,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* this request comes on a connection that was opened before the drain */
+    assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
     assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
@@ -970,7 +971,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests were on their way when the server stopped: one is queued, and the other was about to be checked. */
+    /* Two requests are on their way when the server stops: one is queued, and the other is about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -979,7 +980,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* the server ends although the device still has four batches, because no client waits for them */
+    /* no client waits for the four batches on the device, so the server ends before they do */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1049,8 +1050,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A step (a decode or an append) was computed and its answer is being measured when its client leaves, so nothing is
- * appended to the cache. The next step on the cache must wait until it is certain whether anything is appended. */
+/* A client leaves after its step (a decode or an append) was computed, while the length of the answer is being
+ * measured. Nothing is then appended to the cache. The next step on the cache waits until that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1081,7 +1082,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode step with one row for each of the caches, which appends nothing. */
+/* Posts a decode step that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1092,9 +1093,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) on a cache for which an older step waits must wait behind the older step. Here a step
- * writes cache a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on
- * cache c begins at once. */
+/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a step writes cache
+ * a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on cache c
+ * begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1195,7 +1196,7 @@ static struct request *posted_heads(struct scene *s)
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* Checks that the answer is right, and that these devices and no others computed it. */
+/* Checks that the answer is right, and that exactly the devices in `devices` computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1222,7 +1223,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* if all rows are to be verified, each device verifies the rows of its own heads */
+    /* if all rows are to be verified, each device verifies the rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1244,7 +1245,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* When a device is lost (before its part, at its start or at its end), the other devices compute the whole problem. */
+/* If a device is lost (before its part of a problem, at the start or at the end of the part), the other devices compute
+ * the whole problem. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1302,8 +1304,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* If the deadline of a problem passes that was cut into parts, the answer does not wait for the devices. The parts keep
- * their memory until their devices are done. */
+/* If the deadline of a problem passes and the problem was cut into parts, the answer does not wait for the devices. The
+ * parts keep their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1352,7 +1354,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* before: number of batches that get memory before a batch gets none */
+    /* the first `before` batches get memory, and the next batch gets none */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

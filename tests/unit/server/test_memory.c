@@ -11,7 +11,7 @@ enum { JOBS = 1024, REGION = 256 };
 struct scene {
     struct device device;
     struct slot slot;
-    /* memory of the jobs; their inputs, tables and outputs lie in separate blocks of it, called regions */
+    /* memory of the jobs; inputs, tables and outputs of a job lie in separate blocks of this memory, called regions */
     char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
@@ -47,8 +47,8 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The result of the fast
- * search must equal it. */
+/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The fast search must find
+ * the same address. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -73,7 +73,8 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    for (int i = 0; i < JOBS; i += 7) /* regions that have mirrors (copies on the device) get no second mirrors */
+    /* regions that already have mirrors (copies on the device) get no second mirrors */
+    for (int i = 0; i < JOBS; i += 7)
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
@@ -82,7 +83,7 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        /* an address right behind a block of REGION bytes, as a tensor without elements may have */
+        /* an address right behind a block of REGION bytes, as that of a tensor without elements may be */
         assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }

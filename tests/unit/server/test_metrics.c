@@ -28,7 +28,7 @@ static char *page(void)
     return text;
 }
 
-/* Returns whether the page contains exactly this line. */
+/* Returns whether the page contains exactly the line `line`. */
 static bool has_line(const char *text, const char *line)
 {
     const size_t length = strlen(line);
@@ -104,7 +104,7 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    /* the second call must find the series of the truncated label, not make another */
+    /* the second call must find the series of the truncated label, and make no other series */
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);

@@ -1,4 +1,4 @@
-/* test_page.c: each page is complete, obeys its own security policy, and loads nothing from elsewhere. */
+/* test_page.c: each page must be complete, obey its own security policy, and load nothing from other servers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,7 +89,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* the page has only one element with this tag */
+    assert_null(strstr(end + 1, open)); /* no other element of the page has this tag */
     free(page);
 }
 
@@ -121,7 +121,7 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "style=")); /* the page's Content-Security-Policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    /* every element that the script looks up exists in the page */
+    /* every element that the script looks up must exist in the page */
     for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) {
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
@@ -148,7 +148,8 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            assert_false(at[1] >= 'A' && at[1] <= 'Z'); /* no @PLACEHOLDER may be left in the page; @media is none */
+            /* no @PLACEHOLDER may be left in the page; @media is no placeholder */
+            assert_false(at[1] >= 'A' && at[1] <= 'Z');
         free(page);
     }
 }

@@ -38,7 +38,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job is refused with this status, and with this message unless it is NULL. */
+/* Checks that a job is refused with `status`, and with the message `text` unless that is NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -91,7 +91,7 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* this output is not wanted, so it has no memory and no shape */
+    assert_int_equal(items[1].problem.out.rank, 0); /* the output is not wanted, so it has no memory and no shape */
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
     assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
@@ -129,7 +129,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* keeps a list of the leased blocks in their member next_in_class, which their owner may use */
+        /* links the leased blocks by their member next_in_class, which the owner of leased blocks may use */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -186,7 +186,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join the same batch */
+    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join one batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -205,10 +205,11 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        /* out has 3200 numbers and lse 200, together at most 4096: the length of the answer is not computed
+        /* the arrays have at most 4096 numbers (3200 of out, 200 of lse), so the length of the answer is not computed
          * beforehand */
         { 200, "\"encoding\": \"array\"", false, false, false },
-        /* out has 4000 numbers and lse 250, together more than 4096: the length of the answer is computed beforehand */
+        /* the arrays have more than 4096 numbers (4000 of out, 250 of lse), so the length of the answer is computed
+         * beforehand */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -229,8 +230,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed draws one, and a backward of its context (saved forward) uses the same seed. In an earlier
- * version the seed was 0 in every call, so each layer of each step dropped the same elements. */
+/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. In an
+ * earlier version the seed was 0 in every call, so each layer of each training step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -351,7 +352,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 /* ---- Verifying --------------------------------------------------------------------------------------------------- */
 
 /* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
- * verify 2048 of them. Nothing reads the tensors. */
+ * verify 2048 rows. Nothing reads the tensors. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -507,7 +508,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* dout has another shape than out, so the problem is refused */
+    /* dout has not the shape of out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     /* The backward is refused after its context (saved forward) was looked up, because the device has too little
@@ -523,8 +524,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one context is
- * used, one belongs to a problem that is refused, and one was taken by an earlier backward. */
+/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one problem uses
+ * its context, one is refused, and the context of one was taken by an earlier backward. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -552,8 +553,9 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context (saved forward) was looked up must give the context back. No body can
- * cause this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up must give the context back. The test sets
+ * `verify` in a backward, which makes the problem refused. No body can do so, because the decoder refuses `verify` in a
+ * backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -575,8 +577,8 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, its answer is an error, and its contexts (saved forwards) are
- * deleted. */
+/* If a problem ran but could not be verified afterwards, the client gets an error, and the problem's contexts (saved
+ * forwards) are deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -618,8 +620,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
-/* Rows whose scores leave float32's range are slow, but sizes alone (such as 200 queries and keys) do not tell whether
- * there are any. The scores are therefore examined, but only in problems that such rows would make long. */
+/* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
+ * The server therefore examines the scores of problems that slow rows would make long. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -628,9 +630,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* even if all rows were slow this problem would take a millisecond, so its scores are not examined */
+    /* even if all rows were slow, the problem would take a millisecond, so its scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
+    job->worst_seconds = 1e6; /* the scores are examined, because the problem would take long if it had slow rows */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -648,7 +650,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* gives back the job's memory, because nothing reads its tensors any more */
+    job_release_memory(job); /* frees the job's memory, because nothing reads the job's tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

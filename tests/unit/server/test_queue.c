@@ -108,7 +108,7 @@ static void test_slots_hold_among_threads(void **state)
 }
 
 /* Tests which jobs leave the queue together. In `waiting` each letter is a job, in order of arrival. Jobs with equal
- * letters are of one kind; a '-' never leaves with other jobs. */
+ * letters are of one kind; a '-' is a job that always leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
@@ -121,9 +121,9 @@ static void test_batches(void **state)
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },   /* a later job joins an earlier one of its kind, and so overtakes other kinds */
-        { "baaab", "bb aaa", 8 }, /* the oldest job decides which kind leaves next */
-        { "-a-a", "- aa -", 8 },  /* large jobs ('-') leave alone */
+        { "abab", "aa bb", 8 }, /* a later job joins an earlier job of its kind, and so overtakes jobs of other kinds */
+        { "baaab", "bb aaa", 8 }, /* the next batch has jobs of the oldest job's kind */
+        { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },
     };
@@ -181,12 +181,13 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join this job, so it leaves at once */
+    /* no queued job could join the job, so the job leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: a job's caller (S: a step on caches of caller a) and its priority, in order of arrival. leave: the jobs'
- * numbers, in the order in which they must leave. A priority changes only the order among the jobs of one caller. */
+/* come: in order of arrival, each job's caller (S: a step on caches of caller a) and priority. leave: the jobs'
+ * numbers, in the order in which the jobs must leave. A priority changes only the order among the jobs of one
+ * caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -267,7 +268,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs, or '-' if none
+/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs; '-': no job
  * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
@@ -277,7 +278,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job, and lets it run alone for a second. */
+/* Takes the next job from the queue, and lets only this job run for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -385,7 +386,8 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            fair.jobs[i].priority = 2 - i; /* flow b's job is more urgent (priority 1) than flow a's (priority 2) */
+            /* the job of flow b is more urgent (priority 1) than that of flow a (priority 2) */
+            fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
         assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');

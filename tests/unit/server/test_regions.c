@@ -1,5 +1,5 @@
-/* test_regions.c: tests of regions of shared memory: which are accepted into the table, which caller sees a region, how
- * long it lives, and how objects that change at the same time are read and written in pieces. */
+/* test_regions.c: tests of regions of shared memory: which regions are accepted, which caller sees a region, and how
+ * long it lives. Other tests read and write objects in pieces while these objects change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,9 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, whether its name exists or not; one descriptor is
- * the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
+/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not; one
+ * descriptor is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing
+ * descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -182,7 +183,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    /* a key without its slash names the same object as with it */
+    /* a key names the same object with and without its slash */
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);
@@ -307,7 +308,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the object ends 10 bytes behind the first piece; this call still reads them, and the next call finds no bytes */
+    /* the object ends 10 bytes behind the first piece; this call reads the 10 bytes, and the next call finds none */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -372,7 +373,8 @@ static attn_device *device_with(const char *script)
     return device;
 }
 
-/* Returns how often this process has mapped the object. Only the server maps it; the test, which owns it, does not. */
+/* Returns how often this process has mapped the object. Only the server maps the object; the test owns it, but does not
+ * map it. */
 static int mappings(const struct object *o)
 {
     char line[512];
@@ -423,7 +425,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* the name is taken, so the memory is not even opened */
+    /* the name is taken, so the call fails before it opens the memory */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
     /* refused, because the memory belongs to Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
@@ -441,7 +443,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* a GPU's memory is read in place when the job runs, so the use of q must not be dropped before */
+    /* a GPU's memory is read in place when the job runs, so the region of q stays in use until then */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -475,7 +477,8 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is copied first, so lse may be written over it */
+        /* the server copies q in system memory before the job runs, so lse may be written to the memory of q */
+        { "s", "a", "s", 0, 0, 1, NULL },
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
         { "a", "a", "a", 66, 128, 1,

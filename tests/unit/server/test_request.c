@@ -16,7 +16,7 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Which state of a request may follow which: rows are the state before, and columns the state after. */
+/* Which state of a request may follow which. Rows are the state before, columns the state after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
@@ -74,7 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request has a receiving slot first; when it gets a waiting slot, it gives up its receiving slot */
+    /* a request has a receiving slot first, and gives it up when it gets a waiting slot */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
@@ -98,7 +98,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* before its route is known, a request may not be about tensors, so it does not count as receiving */
+    /* a request whose route is unknown may have no tensors, so it does not count as receiving */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
@@ -116,8 +116,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* Only the thread that owns a request may move it to another state. Any other thread fails an assertion, which ends the
- * process, so a child process tries it. */
+/* Only the thread that owns a request may move it to another state. In any other thread an assertion fails and ends the
+ * process, so the test tries it in a child process. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;

@@ -36,7 +36,7 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Returns whether two patterns differ only in the names of their parameters, so that the second would never be
+/* Returns whether two patterns differ only in the names of their parameters, so that the second pattern would never be
  * reached. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
@@ -83,8 +83,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation by its row in proto_operations[], and clients by its route. Every operation
- * must therefore have a route with its name and path. */
+/* Messages and the log name an operation by its row in proto_operations[], while clients name it by its route. So every
+ * operation must have a route with the operation's name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -145,7 +145,7 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        /* metrics label a request by the row of its path, so any method must find a row */
+        /* metrics label a request by the row of its path, so the search must find a row even for a wrong method */
         assert_non_null(match.route);
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
@@ -228,7 +228,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* patterns stand before the literal paths that they match, to see that a literal path still wins */
+    /* patterns stand before the literal paths that they match, but a literal path must win */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -291,13 +291,13 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* the first row of the table that has this path */
+        int row; /* index in the table of the first row to which `path` belongs */
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to the row with this literal path, not to that of /v1/caches/{id} */
+        /* the path belongs to the row with the literal path /v1/caches/mine, not to the row of /v1/caches/{id} */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
         /* the path belongs to the row of /v1/caches/{id}/append: "append" is not a parameter's value */
         { "GET", "/v1/caches/a/append", "POST", APPEND },
@@ -350,7 +350,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* The server decodes percent-escapes in a path before it looks for the route (as in mhd.c), but not that of a slash. */
+/* Before the server looks for the route, it decodes all percent-escapes in a path except that of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;
@@ -405,7 +405,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* this path exists on the main port, but not on the metrics port */
+        /* the path exists on the main port, but not on the metrics port */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
@@ -413,7 +413,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        /* a suggestion must be a path of the requested port, and the metrics port has none like this */
+        /* a suggestion must be a path of the requested port, and the metrics port has no similar path */
         { PORT_METRICS, "/ping", "" },
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },

@@ -19,7 +19,7 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* A leased block (extent) has the wanted size and wastes an eighth at most. Only a block of few pages may waste more,
+/* A leased block (extent) has the wanted size and wastes an eighth at most. A block of few pages may waste more,
  * because its size is rounded to whole pages. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
@@ -48,8 +48,8 @@ static int mappings(void)
     return lines;
 }
 
-/* The pool counts the bytes that are mapped, and unmaps all of them. It unmaps whole pages only, even on systems with
- * pages of 64 KiB. */
+/* The pool counts the bytes that are mapped, and unmaps all these bytes. It unmaps whole pages only, even on systems
+ * with pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -69,7 +69,8 @@ static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_ba
     staging_free(staging);
 }
 
-/* Returns the resident bytes of this process, which include shared libraries; these do not change during a test. */
+/* Returns the resident bytes of this process. They include shared libraries, whose bytes do not change during a
+ * test. */
 static size_t resident_bytes(void)
 {
     char line[256];
@@ -143,7 +144,7 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    /* leases the whole pool at once, although no size class is so large */
+    /* leases the whole pool at once */
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
@@ -258,7 +259,7 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
     c.fail = false;
     assert_int_equal(staging_lease(staging, NULL, MIB / 4, &e, &err), ATTN_OK);
     memset(e->memory, 5, MIB / 4);
-    /* this source has no function to grow a block, so the block is copied */
+    /* the source of memory in this test has no function to grow a block, so the pool copies the block */
     assert_int_equal(staging_grow(staging, &e, MIB / 4, MIB / 2, &err), ATTN_OK);
     assert_int_equal(((char *)e->memory)[MIB / 4 - 1], 5);
     staging_release(staging, e);
@@ -304,7 +305,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* leases of memory before a body arrives have reached their limit; an ordinary lease still succeeds */
+    /* no more memory can be leased before its bytes arrive, because such leases have a limit; an ordinary lease still
+     * succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
@@ -315,15 +317,15 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    /* the pool kept a released block, and leases it again */
+    /* the pool has kept a released block, and leases this block again */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0]));
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* When another token comes, each token's share becomes smaller. The pool still keeps a token's released memory for
- * reuse, and a lease that fits the new share must not be refused because of that memory. */
+/* When another token comes, each token's share becomes smaller. A lease that fits the new share must not be refused
+ * because of released memory that the pool keeps for the token. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -331,7 +333,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* 18.5 MiB, for which the pool leases an extent (block) of 20 MiB; the token's share will be 19.2 MiB */
+    /* 18.5 MiB, for which the pool leases an extent (block) of 20 MiB; later the token's share is 19.2 MiB */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
@@ -362,7 +364,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* the rest of the pool may be leased by the other caller */
+    /* another caller may lease the rest of the pool */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* a name has at most 63 bytes; the 32nd character of 2 bytes does not fit */
+    /* a name has at most 63 bytes, so 31 characters of 2 bytes fit */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
@@ -197,7 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of the limit `bound` the caller with this Authorization header may use now. */
+/* Returns how much of the limit `bound` the caller with the header Authorization: `authorization` may use now. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

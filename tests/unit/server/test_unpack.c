@@ -31,8 +31,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out, and checks
- * its bytes if `want` is given. */
+/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out. If `want` is
+ * given, checks that the result equals it. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -53,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every call after the failed one must give the same error */
+    if (status != ATTN_OK) { /* after a failed call every further call must give the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -101,8 +101,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 {
     static const struct {
         enum unpack_coding coding;
-        /* at: which byte is changed, counted from the end if negative; to: the new byte; if negative nothing is
-         * changed */
+        /* at: index of the byte to change, from the end if negative; to: the new byte; negative: nothing changes */
         int at, to;
         int cut;
         const char *more, *says;
@@ -172,7 +171,8 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* The bytes up to the limit must all be unpacked, because an error in their JSON is reported before the limit is. */
+/* All bytes up to the limit must be unpacked, because an error in the JSON of these bytes is reported before the error
+ * about the limit. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };

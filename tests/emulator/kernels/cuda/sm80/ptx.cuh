@@ -122,7 +122,7 @@ DEVICE float max_or_nan(float x, float y)
     return x != x || y != y ? NAN : fmaxf(x, y);
 }
 
-/* This does nothing: the emulator starts a kernel only after the one before has ended. */
+/* does nothing: the emulator starts a kernel only after the previous kernel has ended */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 

@@ -118,7 +118,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch ------------------------------------------------------------------------------- */
 
-/* This does nothing: the emulator starts a kernel only after the one before has ended. */
+/* does nothing: the emulator starts a kernel only after the previous kernel has ended */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
@@ -214,7 +214,7 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    /* until the wait the registers hold NaN, so that reading them too early shows in the result */
+    /* until the wait the registers hold NaN, so that code which reads them too early gives NaN */
     for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
