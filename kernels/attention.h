@@ -105,9 +105,9 @@ const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype 
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
+enum { ATTN_DTYPE_LIST_BYTES = 80 };
 /* Writes the names of a set of dtypes, as requests spell them, such as "float32, float16 or bfloat16". Returns
  * `text`. */
-enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
@@ -299,10 +299,10 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
+enum { ATTN_SHAPE_BYTES = 96 };
 /* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
  * text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
  * returns it. */
-enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
@@ -394,8 +394,8 @@ typedef struct attn_problem {
 
     /* Only with page_table; may be NULL. int32 [B], in host or device memory as seqlens_k is. The first prefix_keys[b]
      * keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A
-     * kernel may use it to read keys that several rows share only once. It changes no bit of the results, and is not
-     * among attn_features(). */
+     * kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys change no bit of the
+     * results, and are not among attn_features(). */
     const int32_t *prefix_keys;
 } attn_problem;
 
@@ -575,10 +575,6 @@ int64_t attn_rows_that_exist(const attn_problem *p);
  * problem, so the problem needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them in
- * double, on one thread, and compares them with the given out. The problem is a checked forward whose out has been
- * computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq
- * x H x Dv) all rows take some 0.2 s. */
 typedef struct attn_verification {
     /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
      * is finite */
@@ -587,6 +583,10 @@ typedef struct attn_verification {
     double relative; /* max_abs / largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
+ * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
+ * been computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B
+ * x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
@@ -598,6 +598,11 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
+typedef struct attn_counts {
+    double pairs, skipped, whole, partial;
+    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
+} attn_counts;
+typedef struct attn_counter attn_counter;
 /* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
  * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
  * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
@@ -607,23 +612,18 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
  * attn_counter_step() counts for up to about a millisecond, and says whether that was the last step. attn_count_work()
  * returns the number of keys, tiles or elements of masks that are looked at; each takes about a nanosecond.
  * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
-typedef struct attn_counts {
-    double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
-} attn_counts;
-typedef struct attn_counter attn_counter;
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
+enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 /* Checks that the lse that a backward or an observe is given belongs to its scores. At most ATTN_LSE_ROWS rows are
  * summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where the
  * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out)
  * makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys,
  * with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
  * memory. */
-enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks rows; it reads lse and
@@ -636,8 +636,8 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows that attn_lse_choose() picked, which are in `row` */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* For each row: its lse by each variant of the scores, then the mean size of its keys' products q_d k_d. A variant
-     * is the problem's options as given, or without some of them (verify_lse.h). */
+    /* For each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by P, of
+     * sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them (verify_lse.h). */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -660,8 +660,8 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; no problem ends earlier than this bound
-     * and fastest_flops allow */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; no problem is computed faster than this
+     * bound and fastest_flops allow */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
@@ -700,14 +700,14 @@ void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* Maps memory of this device that another process has allocated. The other process, the lender, gives a handle for
- * it (CUDA: a cudaIpcMemHandle_t). *memory becomes its address in this process, and problems use it in place. The
- * lender may change its contents at any time, and must not free it before this process has released it. A handle
- * that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid handle,
- * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend cannot
- * import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may
- * wait for all work of the device. Release everything before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
+/* Maps memory of this device that another process has allocated. The other process, the lender, gives a handle for it
+ * (CUDA: a cudaIpcMemHandle_t). *memory becomes the address of the memory in this process, and problems use the memory
+ * in place. The lender may change its contents at any time, and must not free it before this process has released it. A
+ * handle that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid
+ * handle, a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend
+ * cannot import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a
+ * release may wait for all work of the device. Release everything before attn_device_close(). */
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
@@ -772,7 +772,8 @@ typedef struct attn_plan {
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
- * kernel of `made`. It chooses a kernel again only if the capabilities differ, or if other tensors are unaligned. */
+ * kernel of `made`. It chooses a kernel again only if the capabilities are not those of `made`, or if the unaligned
+ * tensors are not those of `made`. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -798,7 +799,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 /* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
  * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
  * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
- * at some 10 GB/s, and takes a few milliseconds more. */
+ * at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Computes how many bytes of scratch memory (device memory) attn_run() needs for the `count` plans together. */
@@ -903,7 +904,7 @@ typedef struct attn_merge_problem {
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
- * this returns; the memory of their tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
+ * this returns; the memory of the tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
  * INVALID where memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
@@ -916,18 +917,18 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
+enum { ATTN_NO_MORE_STEPS = -1 };
+#define ATTN_EVERY_ROW (INT64_C(1) << 62)
 /* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each call
  * queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued. All
  * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else until
  * the work is done. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
- * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. In a problem of a few
- * milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has any.
- * When all is queued and the stream is done, attn_stream_left_rows() returns whether rows were skipped since its last
- * call. If so, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
- * the first call. */
-enum { ATTN_NO_MORE_STEPS = -1 };
-#define ATTN_EVERY_ROW (INT64_C(1) << 62)
+ * Rows whose scores exceed the range of float32 take up to a thousand times as long as other rows. In a problem of a
+ * few milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has
+ * any. When all is queued and the stream is done, attn_stream_left_rows() returns whether rows were skipped since the
+ * last call of attn_stream_left_rows(). If so, the outputs are incomplete, and the caller runs the same plans once
+ * more, with *step = ATTN_EVERY_ROW at the first call. */
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                           attn_error *err);
 bool attn_stream_left_rows(attn_stream *stream);
@@ -947,13 +948,13 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Plan and run one problem as a forward, a backward or an observe, whatever its op is. */
+/* Plan and run one problem as a forward, a backward or an observe, whatever the problem's op is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
-/* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
 enum { ATTN_MARKS = 4 };
+/* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);

@@ -54,8 +54,8 @@ static const char *letter_name(char letter)
     }
 }
 
-/* Writes the JSON pointer to an axis: "/k/shape/2". */
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
+/* Writes the JSON pointer to an axis: "/k/shape/2". */
 static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
 {
     snprintf(member, MEMBER_BYTES, "/%s/%s/%d", attn_tensors[id].name, part, axis);
@@ -68,9 +68,9 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* Write an index or a shape as text: "[0, 3, 17]". */
 /* bytes of an index as text: for each axis the digits and sign of an int64_t, a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
+/* Writes an index or a shape as text: "[0, 3, 17]". */
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
     size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
@@ -292,7 +292,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    if (p->cu_seqlens_q.rank) { /* attn_dims_of() reads B from cu_seqlens_q, so cu_seqlens_q is checked before */
+    /* attn_dims_of() reads B from cu_seqlens_q, so cu_seqlens_q is checked before attn_dims_of() is called */
+    if (p->cu_seqlens_q.rank) {
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
             return status;
@@ -302,7 +303,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    /* attn_dims_of() reads Sk from page_table, so page_table is checked before */
+    /* attn_dims_of() reads Sk from page_table, so page_table is checked before attn_dims_of() is called */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
@@ -634,10 +635,10 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
+enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 /* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
  * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
  * ends. Otherwise the hint is empty. */
-enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;
@@ -829,7 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* a q or k without rows gets no hint: in the other layout it would have 0 heads, and would be valid by chance */
+    /* a q or k without rows gets no hint: read in the other layout (bshd or bhsd), it would have 0 heads, and would be
+     * valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

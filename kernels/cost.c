@@ -145,7 +145,7 @@ static const struct rate few_rows[] = {
 
 /* Which parts of the device do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
- *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
+ *   WAITS  the blocks of TILES; a block waits for memory half of the time if it is alone on its multiprocessor
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
@@ -223,9 +223,9 @@ static const struct extra {
 #define GPU_BACKWARD_S 20e-6
 
 /* Where head sizes are not multiples of eight, a GPU cannot copy pieces of 16 bytes. These are the nanoseconds that a
- * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller, because another
- * block computes while one waits for its copies. Kernels of float32 and kernels of the family SIMPLE do not copy such
- * pieces. */
+ * block needs in addition for a key and its value, per 64 columns. The forward's number is smaller than the backward's,
+ * because in a forward another block computes while one block waits for its copies. Kernels of float32 and kernels of
+ * the family SIMPLE do not copy such pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -519,10 +519,10 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 /* ---- Merges ------------------------------------------------------------------------------------------------------ */
 
 /* Rates of a merge, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU), for each number of the
- * parts' out. `sum` adds the number to the whole, `back` computes its gradients, and `sink` computes dsinks, on at most
- * one unit per head. The CPU's rates were measured with one thread, in processor time, for 2 to 32 parts of 64 and 128
- * columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU:
- * its rates are those of a decode, which also reads each number once. */
+ * parts' out. `sum` adds the number to the merged out, `back` computes the gradient of the number, and `sink` computes
+ * dsinks, on at most one unit per head. The CPU's rates were measured with one thread, in processor time, for 2 to 32
+ * parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was
+ * not measured on a GPU: its rates are those of a decode, which also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

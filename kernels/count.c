@@ -31,8 +31,8 @@ struct attn_counter {
     enum way way;
     bool tiled;
     int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
-    /* number of planes along the batch and along the heads (a plane: one batch row and head that stands for all with
-     * the same masks) */
+    /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
+     * head that stands for all batch rows and heads with equal masks) */
     int64_t planes_b, heads;
     double each; /* number of (batch row, head) pairs for which each plane stands */
 
@@ -154,7 +154,8 @@ static bool step_by_formula(struct attn_counter *c)
 /* ---- FlashMask --------------------------------------------------------------------------------------------------- */
 
 /* Adds a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
- * of differences `counts`; the bands at its two ends get their number of rows in `parts`. */
+ * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
+ * to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

@@ -32,7 +32,8 @@ static const char *read_line(const char *directory, const char *name, char line[
     return line;
 }
 
-/* Reads the number in a file. Returns `fallback` if there is no file or no positive number in it (such as "max"). */
+/* Reads the number in a file. Returns `fallback` if there is no file, or if the file has no positive number (but "max",
+ * for example). */
 static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
     char line[128];
@@ -51,8 +52,8 @@ static void limit_cores(struct attn_machine *machine, int64_t quota, int64_t per
     machine->cores = (int)least(machine->cores, quota / period + (quota % period > 0));
 }
 
-/* Each of the following functions reads the limits in one cgroup's folder. The file of a limit that is not set has
- * "max" (version 2), or -1 or a number larger than any memory (version 1). */
+/* read_cpu_v1() and the functions after it read the limits in one cgroup's folder. The file of a limit that is not set
+ * has "max" (version 2), or -1 or a number larger than any memory (version 1). */
 static void read_cpu_v1(const char *directory, struct attn_machine *machine)
 {
     limit_cores(machine, read_number(directory, "cpu.cfs_quota_us", 0), read_number(directory, "cpu.cfs_period_us", 0));

@@ -71,8 +71,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* Adds the share of columns [first, first + columns) to the dot products dout . out of a row, one for each part. Where
- * gradients of parts are wanted, it also writes these columns of the parts' dout. */
+/* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. There is one dot
+ * product for each part. Where gradients of parts are wanted, it also writes these columns of the parts' dout. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {

@@ -13,8 +13,7 @@ enum {
      * rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes some 16 ns in addition to reading its elements, which is as long as reading KEY_NUMBERS
-     * elements */
+    /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
     KEY_NUMBERS = 16,
     /* how many elements of k may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS rows
      * are read even beyond this limit */
@@ -60,9 +59,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Finds the largest of n numbers, compared by size without sign: one function each for numbers of one, two and four
- * bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same order as sizes, and the
- * bits of NaN are above all others. */
+/* Defines a function that finds the largest of n numbers, compared by size without sign. There is one function each for
+ * numbers of one, two and four bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same
+ * order as sizes, and the bits of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \

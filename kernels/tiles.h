@@ -161,7 +161,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Returns the queries that causal, window and lengths let see key j, inside [0, Sq). */
+/* Returns the queries inside [0, Sq) that may see key j by causal, window and lengths. */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -273,8 +273,8 @@ typedef enum attn_tile_kind {
 } attn_tile_kind;
 
 /* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not: a tile that needs both intervals of its keys to be hidden wholly is also called PARTIAL. That is
- * correct, only slower. */
+ * PARTIAL is not: a tile that needs both intervals of its keys to be hidden wholly is also called PARTIAL. Such a tile
+ * is computed correctly, but more slowly than if it were skipped. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

@@ -1,12 +1,12 @@
 /* verify_lse.c: does the lse that a backward or an observe is given belong to its scores?
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a
- * row sum to 1. They may sum to less: a client that has split the keys into parts (ring attention) sends one part of
- * the keys with the lse of all keys. They cannot sum to more. Therefore a few rows are summed in double, and these
- * are refused:
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a row
+ * sum to 1. They may sum to less: a client that has split the keys into parts (ring attention) sends one part of the
+ * keys with the lse of all keys. They cannot sum to more. Therefore a few rows are summed in double, and the lse is
+ * refused in two cases:
  *
- *   1. a row whose P, with the sink's, sum to more than 1;
- *   2. an lse that one conversion makes right in every row: it was computed in base 2, with another scale, or without a
+ *   1. the P of a row, with the P of the sink, sum to more than 1;
+ *   2. one conversion makes the lse of every row right: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
  * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
@@ -20,8 +20,8 @@
  * mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
  *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
- * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap 2^-11 of lse
- * is added instead, the error of the GPUs' instruction tanh.approx.
+ * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap
+ * 2^-11 of lse is added instead, the error of the GPUs' instruction tanh.approx.
  *
  * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
  * has NaN, or where its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
@@ -313,8 +313,8 @@ static double unit_of(const attn_problem *p)
 
 /* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward:
  * in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
- * `loose` is a bound: each number of q and k is off by half a unit at most, and the sum of the products' sizes is at
- * most sqrt(D) times their Euclidean norm. */
+ * `loose` is a bound: each number of q and k is off by half a unit at most, and the sum over d of |q_d k_d| is at most
+ * sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);

@@ -36,8 +36,8 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
-/* Two sums over the keys of a row, relative to the row's largest score `top`. One is the sum of exp(z - top). For the
- * other, `size`, each exponential is multiplied by the size of its key's products q_d k_d. */
+/* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top). For
+ * `size`, each of these exponentials is multiplied by the key's sqrt(sum_d (q_d k_d)^2). */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;

@@ -119,7 +119,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit: they have the same kernels and are of one kind. */
+/* True if the two devices compute results that are equal to the bit: both have the same kernels and are of one kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -171,8 +171,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* The number of parts stays as it is decided here, even if devices are busy or fail later, so that the bits of
- * gradients that are added up from parts do not depend on the devices' load. */
+/* The number of parts stays as it is decided here, even if devices are busy or fail later. The bits of gradients that
+ * are added up from parts therefore do not depend on the devices' load. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

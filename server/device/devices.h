@@ -133,8 +133,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 int cut_most_parts(const struct devices *devices, const struct job *job);
 /* Reserves memory for a job that will be cut by queries and has gradients that are sums over queries (job.h, `sums`).
  * Other jobs need none. Call this once, after prepare_job(), on the thread that owns the job. Errors: BUSY and QUOTA,
- * as in staging_lease(). A job is not cut by queries if its sums take more than half of the staging memory that its
- * own tensors leave. */
+ * as in staging_lease(). A job is not cut by queries if its sums take more than half of what the job's tensors leave of
+ * the caller's share of staging memory. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
 
 /* Functions for the gradients that are sums over queries, when all parts of their job have run. sums_elements()

@@ -7,9 +7,9 @@
  *
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
- * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
- * registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the
- * transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
+ * stream, which takes less time than a hand-over to another thread. The kernel also works in place if all tensors lie
+ * in a client's registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and
+ * ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
  *
  * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
  * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems

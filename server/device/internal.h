@@ -46,8 +46,8 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: those for which the arrays have room, those of this batch, and those of this batch that
-     * are on the stream. */
+    /* room: number of problems for which the arrays have room; count: number of problems of this batch; launched:
+     * number of these problems whose kernels are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
@@ -59,8 +59,8 @@ struct slot {
     /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again for rows that were
      * skipped */
     int64_t first_step;
-    /* Of the items whose truth (outputs recomputed in float64) is not on the stream yet: their number, the index of
-     * the first one, and the next step of its truth (truth.c). */
+    /* truths_left: number of items whose truth (outputs recomputed in float64) is not on the stream yet; truth_item:
+     * index of the first of these items; truth_step: next step of computing its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the truth (float64) is on the stream */
@@ -226,19 +226,19 @@ bool parts_use(const attn_problem *p, int id);
 /* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
 attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of its results to the host.
- * `there` is the part's problem on the device. */
+/* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of the part's results to the
+ * host. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */
 
-/* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
- * for its own sums. */
+/* True if some outputs of the problem are sums over its queries. If the problem's job is cut by queries, each part
+ * needs memory for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those
- * of staging_lease(), and TOO_LARGE if the sums take more than half of the staging memory that the job's tensors
- * leave free. */
+/* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those of
+ * staging_lease(), and TOO_LARGE if the sums take more than half of what the job's tensors leave of the caller's share
+ * of staging memory. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
 void sums_place(const struct job_part *part, attn_problem *problem);

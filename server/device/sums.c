@@ -1,4 +1,4 @@
-/* sums.c: gradients of a job that is cut by queries which are sums over all queries, such as dk and dv.
+/* sums.c: the gradients that are sums over all queries, such as dk and dv, of a job that is cut by queries.
  *
  *     part 0: dk of its queries      dv      |  part 1: dk  dv  |  ...  |  rounded dk, dv
  *     float32, each tensor at a multiple of MERGE_LINE bytes            |  only for outputs in clients' pinned memory
@@ -6,7 +6,7 @@
  * Each part computes these gradients of its own queries in float32, and they are copied to the job's memory for sums.
  * When all parts are back, the sums of the parts are added in the order of the parts, in float32, and rounded once to
  * the dtype of the result. Which queries a part has depends on the problem and on the number of devices of the server,
- * and not on their load. The same request therefore gets the same bits each time.
+ * and not on the devices' load. The same request therefore gets the same bits each time.
  *
  * A client may truncate a shared object while its pages are pinned, and the CPU's write there would raise SIGBUS. Sums
  * that a client wants in pinned memory are therefore written to the job's memory, and copied like results in memory
@@ -49,8 +49,8 @@ static bool is_pinned_sum(const struct job *job, const struct region_use *use)
     return use->output && use->pinned && attn_is_sum_of_queries(job_problem(job, 0), use->id);
 }
 
-/* Returns how many bytes a job may use for the sums of its parts: half of the staging memory that its own tensors leave
- * to its caller. Otherwise one request could need more memory than its caller can ever get. */
+/* Returns how many bytes a job may use for the sums of its parts: half of what the job's tensors leave of the caller's
+ * share of staging memory. Without this limit, one request could need more memory than its caller can ever get. */
 static size_t most_bytes(const struct job *job)
 {
     const int64_t share = caller_share(job->caller, staging_limit_bytes(job->staging)),
@@ -148,7 +148,8 @@ static void round_f16(uint16_t *restrict to, const float *restrict sums)
     const uint32_t too_large = 0x47800000u, normal = 0x38800000u;
     for (int n = 0; n < BLOCK; n++) {
         const uint32_t bits = attn_f32_bits(sums[n]), size = bits & 0x7fffffffu;
-        /* Adding 0.5 rounds a small number to a multiple of 2^-24, the distance of float16's subnormal numbers. */
+        /* Adding 0.5 rounds a small number to a multiple of 2^-24: that is the worth of the last bit of a float32
+         * number from 0.5 to 1, and the distance of float16's subnormal numbers. */
         const uint32_t small = attn_f32_bits(fabsf(sums[n]) + 0.5f) - 0x3f000000u;
         /* The exponent's bias changes from 127 to 15. A carry of the rounding may reach the exponent. */
         const uint32_t usual = (size - (112u << 23) + 0xfffu + (size >> 13 & 1)) >> 13;

@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. The batch may have to wait for all other batches of the device,
- * so their longest times are included. */
+/* Sets the time by which a new batch should be over. The batch may have to wait for all other batches of the device, so
+ * the longest times of these batches are included. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -206,10 +206,10 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and
- * delay the kernels of other flows (clients). So long batches of one flow take turns. While another flow has a batch
- * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The
- * batch that has waited longest is next. */
+/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
+ * the kernels of other flows (clients). Therefore long batches of one flow take turns. While another flow has a batch
+ * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The batch
+ * that has waited longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -357,9 +357,9 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the
- * stream. The first event and the kernels are assumed to take equally long from the thread's call to the GPU. The
- * time between the two calls then tells when the kernels could begin. */
+/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the stream.
+ * The first event and the kernels are assumed to take equally long from the thread's call to the GPU. The time between
+ * the call for the event and the call for the kernels then tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;

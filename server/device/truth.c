@@ -11,7 +11,7 @@
  * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
  * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
- * their truth lie among the outputs. In a check, the truth itself lies among the outputs.
+ * their truth are in the memory of the outputs. In a check, the truth itself is in the memory of the outputs.
  *
  * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
  * the job are the largest of its parts (cut_join_truths()). A check is not cut. */

@@ -144,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* If no part of the job has left for a device, no device uses the client's memory, and the request need not
-         * be held. Parts that have left are cancelled. */
+        /* If no part of the job has left for a device, no device uses the client's memory, and the request's answer
+         * need not wait for a device (request->held). Parts that have left are cancelled. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");

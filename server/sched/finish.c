@@ -214,8 +214,8 @@ static void sum_piece(struct piece *piece)
     } while (summing->at < summing->end && clock_ns() < until_ns);
 }
 
-/* Runs when a share of the gradients, or a piece of the share, was added up. After the last share, the other
- * finishing work begins. */
+/* Runs when a share of the gradients, or a piece of the share, was added up. After the last share, the rest of the
+ * finishing work (such as verification) begins. */
 static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;

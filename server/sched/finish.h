@@ -1,7 +1,7 @@
 /* finish.h: work between a job's run on a device and its answer. Gradients of a job that was cut by queries are added
- * up from its parts (device/sums.c). Results are judged (a check), rows are recomputed in float64 (`verify`), outputs
- * are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers (`encoding`:
- * array) is measured, because an answer's length is sent before its text.
+ * up from the job's parts (device/sums.c). Results are judged (a check), rows are recomputed in float64 (`verify`),
+ * outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers
+ * (`encoding`: array) is measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */

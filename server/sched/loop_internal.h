@@ -99,8 +99,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device, unless it is a check whose truth no device computes: its
- * judge starts at once, on the CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device, unless it is a check whose truth no device computes: the
+ * judge of such a check starts at once, on the CPU. False: out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);
@@ -110,8 +110,8 @@ void batches_mark(struct batch *batch);
 void batches_window(uv_poll_t *poll, int status, int events);
 /* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs
- * stay with the device, because it may still write to their memory. */
+/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs stay
+ * with the device, because the device may still write to the jobs' memory. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

@@ -27,8 +27,8 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* The frontend must refuse new connections before any request is answered. Answers close connections, and their
-     * clients open new ones at once. */
+    /* The frontend must refuse new connections before any request is answered, because an answer closes its connection
+     * and the client may open a new one at once. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
