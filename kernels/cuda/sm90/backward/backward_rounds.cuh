@@ -130,7 +130,7 @@ template <class X> struct shared {
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* the description of the consumers' present tile of keys, copied for them */
+    block_place place;   /* copy of the description of the tile of keys that the consumers process at present */
 };
 
 /* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */

@@ -81,8 +81,8 @@ struct shared {
     /* for each row: the reference of its exponentials, and the factor of O; indices: the warpgroup that computed the
      * row's scores, row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup */
-    /* maximum m in base 2, and sum l, over the splits added up so far; indices: warpgroup, row */
+    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
+    /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
     float2 before[2][BM];
     int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
     block_place place;
@@ -331,7 +331,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. The product that computes its scores has been issued. */
+    /* Processes the tile in stage 0. The caller has issued the product that computes this tile's scores. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
