@@ -390,9 +390,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers for row i. If lse is huge, they are the row's largest score and the logarithm of the sum of
- * exponentials relative to that score; the function computes both again, because rounding has removed the logarithm
- * from lse. Otherwise they are lse and 0. Without `now` they are lse and 0 also where tiles or a later launch compute
+/* Returns two numbers (x, y) for row i. If lse is huge, x is the row's largest score, and y the logarithm of the sum of
+ * exponentials relative to that score; the function computes x and y anew, because rounding has removed the logarithm
+ * from lse. Otherwise x is lse and y is 0. Without `now` x is lse and y is 0 also where tiles or a later launch compute
  * the parts of a huge lse. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,

@@ -356,8 +356,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the other consumer has made the last P, and does
-         * so after its last product with Q */
+        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the consumer that makes P has made the last P,
+         * and does so only after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };

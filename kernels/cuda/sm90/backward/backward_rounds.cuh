@@ -122,7 +122,8 @@ template <class X> struct shared {
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
                   [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, one column per thread */
-    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* keep_mask's bits of each key, in two words */
+    /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
+    uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;

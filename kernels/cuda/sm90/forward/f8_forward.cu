@@ -254,8 +254,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tiles
-             * of keys are left. */
+            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
+             * the present work tile's last tiles of keys are left. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;

@@ -38,7 +38,7 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 }
 
 template <class X> struct rows_memory {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
      * sums l and e, relative to x; w: 1 */

@@ -95,7 +95,7 @@ template <> struct wide_lists<true> {
 
 template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::DC][BOX];
-    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* [consumer][stage] */
+    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* the rings of boxes of K and V; indices: consumer, stage */
     alignas(16) passed P;
     /* sums l of P in the thread's two rows (x, y); indices: slot of the work tile, consumer, thread */
     float2 l[2][2][128];
@@ -135,7 +135,7 @@ enum { FLAGS = 2 * 4 };
 
 /* The tiles of keys of a work tile, in the order of the visit. */
 template <class X> struct key_walk {
-    const tile_bits *seen; /* NULL: all tiles */
+    const tile_bits *seen; /* list of the visible tiles; NULL: all tiles are visible */
     int first;
 
     DEVICE key_walk(const plan &p, shared<X> &sm, int slot, int first_)
