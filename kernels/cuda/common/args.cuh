@@ -200,7 +200,7 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* Like score(), for a q.k that does not fit in a float32. Returns z and the derivative. */
+/* Like score(), for a q.k that does not fit in a float32. Returns the score z (x) and dz / d(scale q.k) (y). */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *

@@ -108,7 +108,7 @@ struct stream {
     /* pinned memory, to which the stream writes the number of each note as it reaches the note; NULL: the stream has no
      * notes */
     volatile uint32_t *note;
-    uint32_t notes; /* number of notes queued on the stream so far */
+    uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
     /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that no later
      * launch computes; the host must then compute the problem again (left_rows()). */

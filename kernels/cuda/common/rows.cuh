@@ -228,8 +228,9 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
- * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same without rows whose
- * largest score is HUGE_SCORE or more in size, because these kernels compute them (see in_base_2()). */
+ * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: like UNSOUND_ROWS, but without
+ * rows whose largest score is HUGE_SCORE or more in size; it is for kernels that compute rows of huge scores correctly
+ * (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -389,9 +390,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers for row i. If lse is huge, they are the row's largest score and the logarithm of the sum of
- * exponentials relative to that score; the function computes both again, because rounding has removed the logarithm
- * from lse. Otherwise they are lse and 0. Without `now` they are lse and 0 also where tiles or a later launch compute
+/* Returns two numbers (x, y) for row i. If lse is huge, x is the row's largest score, and y the logarithm of the sum of
+ * exponentials relative to that score; the function computes x and y anew, because rounding has removed the logarithm
+ * from lse. Otherwise x is lse and y is 0. Without `now` x is lse and y is 0 also where tiles or a later launch compute
  * the parts of a huge lse. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
@@ -454,9 +455,9 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest such
- * difference. Tiles of float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as
- * coarsely as scores of 15. */
+/* A row that sees only one key has an lse equal to the key's score but for rounding. Returns the largest difference
+ * that rounding can make between lse and that score. Tiles of float32 kernels add 15 to exponents in base 2
+ * (f32_forward.cu), so small scores are rounded as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

@@ -11,10 +11,10 @@ struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
-/* Returns the sum of dZ * distance over the pairs of query i. Distances may be hundreds, so an error of the row's delta
- * would grow as much. Where no out was given, delta comes from a forward that rounds P to the tensors' dtype. In that
- * case the function finds the error of delta from the same pairs: with the right delta, dZ plus the sink's share adds
- * up to dlse, and P plus the sink's share adds up to 1. */
+/* Returns the sum of dZ * distance over the pairs of query i. A distance may be several hundred, and multiplies any
+ * error of the row's delta. Where no out was given, delta comes from a forward that rounds P to the tensors' dtype. In
+ * that case the function finds the error of delta from the same pairs: with the right delta, dZ plus the sink's share
+ * adds up to dlse, and P plus the sink's share adds up to 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {

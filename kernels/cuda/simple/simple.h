@@ -69,8 +69,8 @@ static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 }
 
 /* Returns an upper bound on the seconds that tensor cores need for a problem. It assumes at most the rate measured on
- * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of that rate, or a third of it for the kernels of
- * Hopper. */
+ * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of the measured rate, or a third of the measured
+ * rate for the kernels of Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

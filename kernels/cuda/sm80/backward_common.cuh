@@ -149,8 +149,8 @@ struct key_place {
     int first, last; /* query tiles [first, last) see at least one of the block's keys */
 };
 
-/* Finds the block's keys. find_queries() finds the query tiles that see these keys; it is called later, while the keys
- * are loaded. */
+/* Returns the block's keys. find_queries() sets the members that say which query tiles see these keys; the block calls
+ * it while the keys are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;

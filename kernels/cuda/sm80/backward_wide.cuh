@@ -52,8 +52,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Both call it at every tile of queries, even if all pairs of the tile
- * are hidden. The kernel would be correct without that call, but race checkers would report a race. */
+/* Barrier for the two warps that share 32 keys. Each of the two warps calls it at every tile of queries. For a tile
+ * whose pairs are all hidden the call is not necessary, but without it race checkers would report a race. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            const int q = QW == 2 ? part * 32 : round * 32,
-                      il = i0 + q; /* q: this warp's first query, counted inside the tile; il: inside the sequence */
+            /* q: number of this warp's first query in the tile; il: number of the same query in the sequence */
+            const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {

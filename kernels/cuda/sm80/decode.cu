@@ -437,7 +437,7 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
- * GPU. The result keeps the same bits. */
+ * GPU. This changes no bit of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;

@@ -33,7 +33,7 @@ struct decode_plan {
      * KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* maximum m (in base 2) and sum l of each row of the partial results */
+    float2 *ml; /* for each row of the partial results: x: maximum m in base 2; y: sum l */
 };
 
 namespace {
@@ -50,11 +50,14 @@ enum {
 /* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
+/* In sequences of more than LONG_FLOAT8 keys, float8 splits have up to MOST_FLOAT8 keys, unless a block has many
+ * rows. */
+enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
+
 /* Returns the number of keys of a split. A split must be long enough that partial results take little time, and short
  * enough that every multiprocessor is busy to the end; sixteen splits of each of eight key/value heads fill a GPU.
  * Splits are longer where a block has more rows (`wide`), whose partial results are larger. Float8 splits of long
  * sequences are longer, because reading their keys takes half as long. */
-enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
     const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
@@ -114,7 +117,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
 }
 
 /* Like group_place_of(), but only for problems that are not packed and have few rows. It computes in 32 bits, because a
- * kernel's first copies wait for its result. It sets no members that only options need. */
+ * kernel's first copies wait for its result. The function does not set members that only options need. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;

@@ -247,8 +247,8 @@ again:
          * a tile of K or Q is wide (has rows of small numbers, split.cuh), the limit is 16 times lower, to keep the
          * absolute error of scores small. For Q the factor of 16 is in score_bound. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* If a tile of V has smaller numbers than the tiles before it, P is divided by 2^shift, and O need not be
-         * multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
+        /* If a tile of V has smaller numbers than the tiles visited earlier, P of this tile is divided by 2^shift, so
+         * that O need not be multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {

@@ -201,7 +201,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over its keys a row needs for the outputs: 0: none; 1: l; 2: l and e (observed_parts). */
+/* Returns which sums over the keys of a row the wanted outputs need. 0: none; 1: the sum l; 2: the sums l and e
+ * (observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

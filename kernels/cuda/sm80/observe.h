@@ -18,15 +18,15 @@ struct observed_parts {
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
 };
 
-/* Two numbers of each row, base and inverse, with which later passes compute P = exp2(z - base) * inverse. base is
- * INFINITY where P is 0, and for strange rows, which tiles cannot compute. */
+/* For each row, base (x) and inverse (y), with which later passes compute P = exp2(z - base) * inverse from a score z
+ * in base 2. base is INFINITY for a row whose P are all 0, and for a row that tiles cannot compute. */
 struct tile_rows {
     float2 *end;
 };
 
-/* Partial sums of the cells of a map. Cell (u, v) is row u and column v of the map. A strip (the rows of a warp) has a
- * sum of P for the cell, over those of its queries that lie in row u and over the keys of column v, at ((b * H + h) *
- * (strips + map[0]) + strip + u) * map[1] + v. */
+/* Partial sums of the cells of a map. Cell (u, v) is row u and column v of the map. A strip (the rows of a warp) has
+ * one sum of P for the cell, over the strip's queries in row u and the keys of column v. The sum is at index ((b * H +
+ * h) * (strips + map[0]) + strip + u) * map[1] + v. */
 struct observed_cells {
     float *part;
     int64_t strips;
@@ -36,8 +36,9 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each of these functions launches one kernel of an observe, for the tiles of share chip->share of chip->shares. `sums`
- * of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e (observed_parts). */
+/* Each function observe_..._pass() launches one kernel of an observe, for the tiles of share number chip->share of
+ * chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
+ * (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,

@@ -35,7 +35,7 @@ template <int D, bool SCORE_MODS> struct shared {
 const int NARROW = 32;
 
 /* Divides `size` rows (or keys) into `cells` cells. Returns the first row (or key) of cell `cell`; if the cell is
- * empty, that of the next cell that is not. */
+ * empty, the first row (or key) of the next cell that is not empty. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
@@ -126,9 +126,9 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run is those of the tile's columns
- * [c, c1) that lie in one column of the map. Returns the number of runs; `column` becomes the last run's column of the
- * map. first: number of keys of the region before column 0 of the tile; negative if the region begins inside the
+/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run is the tile's columns, within
+ * [c, c1), whose keys lie in one column of the map. Returns the number of runs; `column` becomes the last run's column
+ * of the map. first: number of keys of the region before column 0 of the tile; negative if the region begins inside the
  * tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {

@@ -12,7 +12,8 @@ namespace {
 
 /* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
 
-/* Returns l and e of a part of a row, relative to a larger maximum than the part's own. */
+/* Returns the sums l (x) and e (y) of a part of a row, relative to a new maximum. `by`: the part's own maximum minus
+ * the new maximum, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -44,7 +45,8 @@ DEVICE lane_row no_keys()
     return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
 }
 
-/* Merges the sums that a row's four lanes have of their own keys. The result is valid in the row's first lane. */
+/* Merges the maxima and sums that the four lanes of a row have of their own keys into one part (observed_parts) of the
+ * row. The result is valid in the row's first lane. */
 template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
 {
     const float by = row.m == -CUDART_INF_F ? 0 : row.m - in_unit_2<SCORE_MODS>(row.most, scale_log2);

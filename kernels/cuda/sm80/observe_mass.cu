@@ -9,7 +9,7 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* base and inverse of each query of a tile (see tile_rows); base is INFINITY where P is 0 */
+    /* for each query of a tile: x: base, y: inverse (see tile_rows); base is INFINITY where P is 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* queries [i0, i1) see a key of the block, and are among those over which key_mass is a sum (key_mass_rows: only
-     * the last queries are) */
+    /* queries [i0, i1) see a key of the block, and key_mass adds up their P (with key_mass_rows, only P of the last
+     * queries) */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns base and inverse of a query of tile n: thread t (t < BN) gets those of query t of the tile. */
+    /* Returns base (x) and inverse (y) of query t of tile n, where t is the number of the calling thread (t < BN). */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);

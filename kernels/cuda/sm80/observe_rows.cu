@@ -14,7 +14,9 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    float4 row[shape<D, SCORE_MODS>::BM]; /* for each row of the block: the sums over the chunks so far */
+    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
+     * sums l and e, relative to x; w: 1 */
+    float4 row[shape<D, SCORE_MODS>::BM];
 };
 
 /* Adds the scores of a tile to the maxima and sums of the thread's two rows. S is overwritten. Hidden pairs get a

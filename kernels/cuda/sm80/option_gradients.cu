@@ -140,7 +140,8 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
  * V. */
 struct chunks {
     uint16_t *memory;
-    int of_qk, all; /* of_qk: number of chunks of Q and K of a tile; all: number of all its chunks */
+    /* of_qk: number of chunks that a tile has of Q (as many as of K); all: number of chunks of Q and dO together */
+    int of_qk, all;
     bool resident;
 
     DEVICE uint16_t *keys(int stage) const { return memory + (resident ? all + stage : stage * 2) * PIECE; }

@@ -22,7 +22,8 @@ static inline bool parts_by_tiles(const attn_plan *plan)
     return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
-/* The next two functions return the bytes that out and lse take where the backward recomputes them. */
+/* recomputed_out_bytes() and recomputed_lse_bytes() return the bytes that out and lse take where a backward recomputes
+ * them. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);

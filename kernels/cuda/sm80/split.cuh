@@ -305,8 +305,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds the largest magnitude in each row. `top` becomes the largest of these, and `least` the smallest of those that
- * are not 0 (+inf if all rows are zeros). */
+/* Finds the largest magnitude in each row. `top` becomes the largest of these magnitudes, and `least` the smallest that
+ * is not 0 (+inf if all rows are zeros). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;

@@ -166,8 +166,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. It is fast if the rows directly follow those of
-     * the previous call. */
+    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. A call whose rows directly follow the rows of
+     * the previous call takes less time than other calls. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");

@@ -189,7 +189,8 @@ template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* Returns lse in base 2 and delta of a query: that of element e of the n-th block of accumulators, where n is nt. */
+/* Returns lse in base 2 (x) and delta (y) of the query to which element e of block nt of this lane's accumulators
+ * belongs. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -197,7 +198,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* Returns the factor by which dropout multiplies the pair, and 1 - tanh^2 (the derivative of softcap). */
+/* Returns the factor by which dropout multiplies the pair (x), and the derivative of softcap, 1 - tanh^2 (y). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -333,8 +334,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
-             * next */
+            /* after this barrier the chunk of channels in stage `at` has arrived; no thread reads stage at ^ 1, which
+             * is loaded next */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
@@ -355,8 +356,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* after this barrier the columns have arrived, and no thread uses the other stage (buffer) or the tile's lse
-         * and delta */
+        /* After this barrier the columns of k, q or dout that load_columns() loads are in stage (buffer) number `at`.
+         * No thread uses stage at ^ 1, or lse and delta of the tile's queries, any more. */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);

@@ -184,8 +184,8 @@ again:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
-             * next */
+            /* after this barrier the chunk of channels in stage `at` has arrived; no thread reads stage at ^ 1, which
+             * is loaded next */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
@@ -200,7 +200,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived, and no thread uses the other stage (buffer), which is loaded next */
+        /* after this barrier V[j] has arrived in stage `at`; no thread uses stage at ^ 1, which is loaded next */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);

@@ -152,7 +152,8 @@ struct block_work {
     double scale;
 };
 
-/* A step of a block's loop: chunk `part` of the tile of columns from `column` on, in query head `member`. */
+/* A step of a block's loop: chunk `part` of the tile of columns from `column` on, in query head number `member` of the
+ * group. */
 struct cursor {
     int part, column, member;
 };

@@ -241,8 +241,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete, because the next P is computed in the registers that it reads.
-                 * By then all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dV is complete, because the next P is computed in the registers that this
+                 * product reads. By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -341,8 +341,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete, because the next dS is computed in the registers that it
-                 * reads. By then all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dK is complete, because the next dS is computed in the registers that this
+                 * product reads. By then all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -356,8 +356,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the other consumer has made the last P, and does
-         * so after its last product with Q */
+        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the consumer that makes P has made the last P,
+         * and does so only after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -424,8 +424,8 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
- * queries and keys fits; under a causal mask two fit, which fill the GPU better. The emulator has a smaller limit, so
- * that its small problems have several parts too. */
+ * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The
+ * emulator has a smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -441,7 +441,8 @@ int64_t kept_width(const attn_geometry &g)
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        /* Counts the key tiles that a tile of queries sees, including its rows past the end. */
+        /* Returns how many tiles of keys a tile of queries sees. Rows of the tile of queries past the end of the
+         * sequence count too. */
         [&](int64_t tile) {
             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                           last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),

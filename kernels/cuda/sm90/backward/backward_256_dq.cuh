@@ -195,7 +195,7 @@ template <typename T, class X> struct query_gradients {
     consumer<2> me;
     const int row0;        /* index of this warpgroup's first query */
     ring<X::STAGES_KV> at; /* position, in the ring of K and V, of the newest tile that this warpgroup multiplies */
-    int tile;              /* the newest tile of keys */
+    int tile;              /* number of the newest tile of keys that this warpgroup multiplies */
     /* all rows of this warpgroup see all keys of tiles [free_first, free_last) */
     int free_first, free_last;
     float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */

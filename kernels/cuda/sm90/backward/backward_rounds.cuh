@@ -122,7 +122,8 @@ template <class X> struct shared {
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
                   [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, one column per thread */
-    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* keep_mask's bits of each key, in two words */
+    /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
+    uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
@@ -130,7 +131,7 @@ template <class X> struct shared {
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
-    block_place place;   /* the description of the consumers' present tile of keys, copied for them */
+    block_place place;   /* copy of the description of the tile of keys that the consumers process at present */
 };
 
 /* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */

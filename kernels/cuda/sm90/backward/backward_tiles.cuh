@@ -97,7 +97,7 @@ template <typename T, class X, typename R> struct gradients {
      * reads next for dQ */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0; /* phase of the barriers of K and V */
-    int tile;           /* the next tile of queries */
+    int tile;           /* number of the next tile of queries */
     /* all queries of tiles [free_first, free_last) see all keys of this warpgroup */
     int free_first, free_last;
     /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first
@@ -603,7 +603,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* if the options change nothing in a tile of queries, it is computed as in the variant without options */
+        /* a tile of queries in which the options change nothing is computed as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -1061,7 +1061,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
-/* Sets the members of a pair_plan that a plan does not have. */
+/* Sets those members of struct pair_plan that its base, struct plan, does not have. */
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
 {
     const attn_geometry &g = job.run.args.g;

@@ -50,9 +50,9 @@ typedef __nv_bfloat16 bf16;
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* A promotion adds O to float sums in shared memory, because a sum of products loses accuracy with each key (up to
- * 2^-13 of itself). PROMOTED: the most keys between two promotions. PROMOTED_COUNTED: the same where products also
- * compute l. Measured errors: kernels/MEASUREMENTS.md (float8 ladder: changes 22, 25). SHIFT: P is 2^SHIFT where a
- * row's score is its maximum. */
+ * 2^-13 of itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED:
+ * the most keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 ladder: changes 22,
+ * 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES stages of the
@@ -68,8 +68,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* whether consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
     /* Under a mask, the work tiles of a section (several heads) are ordered together, see ending_order; SECTION is the
-     * bytes of K and V of its heads. Sections are small, so that V^T of the first heads is ready soon. They are larger
-     * where consumers help to make V^T. */
+     * bytes of K and V of its heads. Sections are small, so that V^T of the first heads is ready soon. Where consumers
+     * help to make V^T, sections are twice as large as elsewhere. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
@@ -119,7 +119,8 @@ enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work 
  * warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: l of the two rows, then the two maxima to which their sums are relative */
+    /* for each pair of rows: x, y: the sums l of the two rows; z, w: the maxima to which the sums of the two rows are
+     * relative */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -148,7 +149,7 @@ struct repair_note {
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN in some keys, in whose place V^T has zeros; the rows may not see these keys */
+/* bit of repair_note::rows: V had a NaN, in whose place V^T has a zero; it may be in a key that the rows do not see */
 enum { V_NAN = 8 };
 
 struct plan {
@@ -253,8 +254,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tiles
-             * of keys are left. */
+            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
+             * the present work tile's last tiles of keys are left. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -323,9 +324,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the sums in shared memory, and returns the part of l (the sum of P) that the sums
-     * hold. Call it before the sums are used. It does nothing unless products compute l. In that case registers are so
-     * scarce that `left` is not kept, but computed here from maxima. */
+    /* Where products compute l (the sum of P), sets `left`, the factors of the sums of the thread's two rows in shared
+     * memory, and returns the l of these rows (x, y) from shared memory. Otherwise does nothing. Call it before the
+     * sums are used. `left` is computed here from maxima and not kept, because registers are scarce. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -462,8 +463,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas keeps the wait for O after it. The
-     * condition of the release always holds, but ptxas cannot know that. */
+    /* Releases K during the softmax, as release_K_late() of forward_tiles.cuh does, so that ptxas keeps the wait for O
+     * behind the release. The condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));

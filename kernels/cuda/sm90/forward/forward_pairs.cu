@@ -2,7 +2,7 @@
  * bias, keep_mask and dropout (pairs.cuh). All other problems use the shapes of forward.cu. The kernel is in
  * forward_tiles.cuh.
  *
- * Shapes with a bias have fewer keys per tile than those of forward.cu, because the next tile's bias takes
+ * Shapes with a bias have fewer keys per tile than the shapes of forward.cu, because the next tile's bias takes
  * registers. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"

@@ -15,9 +15,9 @@ namespace {
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
 /* Work tiles of different lengths are ordered in sections of several heads, see ending_order. A section is as many
- * heads as have this many bytes of K and V. Below MANY_KEYS keys it is FEW_KEYS_SECTION: all blocks begin with
- * different heads at the same time, and small sections spread their reads from memory. Longer sequences read less
- * memory in a given time, and use SECTION. */
+ * heads as have a given number of bytes of K and V: FEW_KEYS_SECTION bytes below MANY_KEYS keys, otherwise SECTION
+ * bytes. Below MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the
+ * blocks' reads from memory. Longer sequences read less memory in a given time. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -238,7 +238,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets the members of a pair_plan that a plan does not have. */
+/* Sets those members of struct pair_plan that its base, struct plan, does not have. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

@@ -96,8 +96,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys. With options no register
-     * is free for it. */
+    /* The argument IN_TURN of softmax_step(). The value 2 is slower than 1 where a tile has few keys. With options no
+     * register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
@@ -149,7 +149,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
-    int newest; /* the newest work tile of the block (plan::before has the others); -1: the block has none */
+    /* the newest work tile of the block (plan::before has the earlier work tiles); -1: the block has no work tile */
+    int newest;
     /* number of the stage of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is no
      * more work */
     int raw_stage;
@@ -297,8 +298,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* A work tile is released, so that the block can claim its next one, when only the loads of its last tile
-             * of keys are left. */
+            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
+             * the present work tile's last tile of keys are left. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };

@@ -268,8 +268,9 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. A unit is
- * ready for certain if the caller has waited for it, or has received V^T loaded from it. */
+/* Returns whether V had a NaN in a unit (KEYS keys by CHANNELS_V channels) that was transposed so far. The result
+ * covers at least every unit for whose mark the caller has waited, and every unit whose V^T has arrived in shared
+ * memory. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

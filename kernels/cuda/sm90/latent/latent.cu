@@ -76,13 +76,13 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    /* [stage][box of 64 columns]; the last box of a tile holds P after its keys were used */
+    /* [stage][box of 64 columns]; the last box of a tile holds P after the scores of the tile were computed */
     alignas(1024) uint16_t K[2][BOXES][BOX];
     /* for each row: the reference of its exponentials, and the factor of O; indices: the warpgroup that computed the
      * row's scores, row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup */
-    /* maximum m in base 2, and sum l, over the splits added up so far; indices: warpgroup, row */
+    float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
+    /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
     float2 before[2][BM];
     int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
     block_place place;
@@ -124,7 +124,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int half = turn ^ s; /* stage 0 loads its left half first, stage 1 its right half */
+            /* the half of a tile that is loaded first is the left half in stage 0, and the right half in stage 1 */
+            const int half = turn ^ s;
             /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
@@ -331,7 +332,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. The product that computes its scores has been issued. */
+    /* Processes the tile in stage 0. The caller has issued the product that computes this tile's scores. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -422,8 +423,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* A thread has pieces of 4 floats of its two rows: piece n is of row n % 2. The thread's neighbouring pieces of
-         * a row are 16 columns apart (see piece_of()). */
+        /* A thread has pieces of 4 floats of its two rows: even pieces belong to the first row, odd pieces to the
+         * second row. The thread's neighbouring pieces of a row are 16 columns apart (see piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll

@@ -25,12 +25,12 @@ struct plan {
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: the reference of its exponentials in base 2, and the sum l */
+    float2 *ml;     /* for each row of O: x: the reference of the exponentials in base 2; y: the sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
-/* Returns the number of keys of the shortest split. It is smaller where there are few rows (not `wide`), because there
- * would be too few blocks otherwise. */
+/* Returns the least number of keys of a split. With few rows (not `wide`) splits may be half as long as with many rows,
+ * because there would be too few blocks otherwise. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
@@ -43,8 +43,8 @@ __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
     return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, 2 * least);
 }
 
-/* Returns the number of splits. It does not always grow with the number of keys: with few rows, 2048 keys have 4 splits
- * of 512 keys, and 2049 keys have 3 splits of 768. */
+/* Returns the number of splits, which does not always grow with the number of keys: with few rows, 2048 keys have 4
+ * splits of 512 keys, and 2049 keys have 3 splits of 768. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));

@@ -44,7 +44,7 @@ struct row_ends {
 };
 
 /* Computes the factors that make out from O: v_scale / l. The sink is added to l here. x.l is this lane's part of the
- * row's sum, and becomes the whole sum; with WHOLE, it is the whole sum already. */
+ * sum of each row, and becomes the whole sum; with WHOLE, x.l is the whole sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {

@@ -86,8 +86,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 }
 
 /* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each
- * 8 columns, from 8 n on, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of the first word is that of the left one,
- * and the same bit of the second word that of the right one. */
+ * 8 columns, from 8 n on, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of x is the bit of the left neighbour, and
+ * the same bit of y is the bit of the right neighbour. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -112,7 +112,8 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets each score to -inf whose bit is 0. `words` has the bits of the thread's two rows. */
+/* Sets each score to -inf whose bit is 0. words[r] has the bits of the thread's row number r (0 or 1), as kept_words()
+ * returns them. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;

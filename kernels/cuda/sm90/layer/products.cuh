@@ -11,21 +11,24 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, because a stored
- * descriptor would take more registers. */
+/* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
+ * columns are the product's dimension k. step() makes each descriptor from the address, because a stored descriptor
+ * would take more registers than the address. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that stores the descriptor of its first step. That of a later step takes one addition. */
+/* A K-major operand that stores the descriptor of its first step. One addition makes the descriptor of a later step
+ * from it. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* An MN-major operand with ROWS rows per chunk. The dimension k runs down the rows. */
+/* An MN-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
+ * rows are the product's dimension k; the columns are M or N. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }

@@ -105,7 +105,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
  * per key. uneven: work tiles differ in length. With a window, work tiles in the middle of a sequence see as many keys
- * as the window has, and those at both ends see fewer. */
+ * as the window has, and work tiles at both ends of the sequence see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {

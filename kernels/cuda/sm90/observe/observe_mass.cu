@@ -239,8 +239,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The consumers write the sums of the next work tile to the other buffer. They write to this one again only
-         * after the next barrier, when the first consumer has read it. */
+        /* The consumers write the sums of the next work tile to the second of the two buffers. They write to the
+         * present buffer again only after the next barrier, by when the first consumer has read it. */
         buffer ^= 1;
     }
     me.end_turns();

@@ -38,9 +38,11 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 }
 
 template <class X> struct rows_memory {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
-    float4 row[X::BM]; /* for each row of the block: the sums over the chunks of keys so far */
+    /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
+     * sums l and e, relative to x; w: 1 */
+    float4 row[X::BM];
     rows_part parts[X::C];
     struct {
         barrier_pairs<X::C> Q;

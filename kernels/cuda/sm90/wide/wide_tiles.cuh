@@ -65,8 +65,8 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
      * whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own scores.
-     * The left softmax then runs beside the right scores. With more than 8 boxes this is slower, because one consumer
-     * alone does not get its boxes fast enough. */
+     * The left softmax then runs beside the right scores. With more than 8 boxes of K per tile, taking turns is slower
+     * than not taking turns, because one consumer alone does not get its boxes fast enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -74,7 +74,7 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
 /* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* the references of the thread's two rows, then their rescale factors */
+    float4 rows[128]; /* x, y: references of the thread's two rows; z, w: rescale factors of these rows */
 };
 
 /* A work tile in shared memory. */
@@ -95,9 +95,10 @@ template <> struct wide_lists<true> {
 
 template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::DC][BOX];
-    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* [consumer][stage] */
+    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* the rings of boxes of K and V; indices: consumer, stage */
     alignas(16) passed P;
-    float2 l[2][2][128]; /* sums of P; indices: slot of the work tile, consumer, thread */
+    /* sums l of P in the thread's two rows (x, y); indices: slot of the work tile, consumer, thread */
+    float2 l[2][2][128];
     wide_work work[2];
     struct {
         barrier_pairs<X::STAGES> ring[2];
@@ -134,14 +135,15 @@ enum { FLAGS = 2 * 4 };
 
 /* The tiles of keys of a work tile, in the order of the visit. */
 template <class X> struct key_walk {
-    const tile_bits *seen; /* NULL: all tiles */
+    const tile_bits *seen; /* list of the visible tiles; NULL: all tiles are visible */
     int first;
 
     DEVICE key_walk(const plan &p, shared<X> &sm, int slot, int first_)
         : seen(X::SCORE_MODS && p.mask.bounds ? sm.list(slot) : nullptr), first(first_)
     {
     }
-    /* Returns the tile after j, or a negative number after the last one. j must not be negative. */
+    /* Returns the number of the tile of keys that is visited after tile j, or a negative number if tile j is the last
+     * one. j must not be negative. */
     DEVICE int next(int j) const
     {
         if (j <= first) return -1;
@@ -151,8 +153,8 @@ template <class X> struct key_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* The warp that hands out work tiles; its first lane publishes them. It claims a work tile when the loads of the last
- * keys of the one before begin, because an earlier claim would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles; its first lane publishes them. It claims the next work tile when the loads of the
+ * present work tile's last keys begin. An earlier claim would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -338,8 +340,8 @@ template <typename T, class X, int W> struct wide_consumer {
         if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Issues the scores of all boxes but the first, and waits for them. `passes`: the right consumer has its turn after
-     * box TURN_BOX. */
+    /* Issues the scores of all boxes but the first, and waits for them. `passes`: this consumer lets the right consumer
+     * begin its scores after box TURN_BOX. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
@@ -368,7 +370,7 @@ template <typename T, class X, int W> struct wide_consumer {
 
     /* ---- Softmax ------------------------------------------------------------------------------------------------- */
 
-    /* Turns the scores S of tile j into P, and passes P to the other consumer. */
+    /* Turns the scores S of tile j into P, and writes P to shared memory for the other of the two consumers. */
     DEVICE void exponentiate(uint32_t (&P)[BN / 16][4], float (&S)[BN / 2], float (&rescale)[2], const work_tile &t,
                              const key_walk<X> &walk, int j)
     {
@@ -388,7 +390,8 @@ template <typename T, class X, int W> struct wide_consumer {
         sm.P.rows[thread] = make_float4(x.m[0], x.m[1], rescale[0], rescale[1]);
         named_barrier_arrive(P_READY + W * 4 + warp, 64);
     }
-    /* Takes P and the rows' references from the other consumer. */
+    /* Reads P, and the references and rescale factors of the thread's rows, which the other of the two consumers has
+     * written to shared memory. */
     DEVICE void take(uint32_t (&P)[BN / 16][4], float (&rescale)[2])
     {
         named_barrier_sync(P_READY + (1 - W) * 4 + warp, 64);
@@ -445,7 +448,7 @@ template <typename T, class X, int W> struct wide_consumer {
         }
     }
     /* Waits for the product O, and releases the boxes of V that multiply_values() has not released. LATER: number of
-     * later products that may still run. */
+     * products issued after O that may still run when the function returns. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
