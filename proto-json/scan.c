@@ -448,7 +448,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* an error in base64 text stopped the decoder, so the next round reads the remainder as plain text */
+        /* if an error in base64 text stopped the decoder, the next call reads the remainder of the string as plain
+         * text */
     } else {
         return ATTN_OK;
     }

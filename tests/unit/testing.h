@@ -118,7 +118,7 @@ struct spec {
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
-    bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
+    bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
     /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */

@@ -242,8 +242,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* a stream keeps its scratch memory; nothing else stays allocated, because every batch has used the first
-         * stream */
+        /* Every batch uses the first of the device's streams, and only that stream's scratch memory stays allocated. So
+         * after each batch the device uses as much memory as after the first batch. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }

@@ -424,7 +424,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* the line counts lines that were lost in an earlier test */
+            continue; /* skips the log's own line about lines that it left out in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;
