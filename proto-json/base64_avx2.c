@@ -59,8 +59,8 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. After the shuffle the 24 bytes are in the 32-bit
- * lanes 0 1 2 4 5 6. Then the lanes are permuted by `places`. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. A shuffle first puts the 24 bytes into the 32-bit
+ * lanes 0 1 2 4 5 6 of the result. Lane n of the returned vector is then lane places[n] of that result. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */

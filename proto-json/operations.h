@@ -36,7 +36,7 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* the text; NULL in the last entry of a list */
+    const char *says; /* text about the tensor; NULL in the last entry of a list */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */

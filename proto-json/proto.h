@@ -171,8 +171,8 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 
  * In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
-/* Returns the number of the tensor with this name in a body, or with `result` in an answer. PROTO_TENSORS: there is
- * none. */
+/* Returns the number of the tensor that has this name in a body or, if `result` is true, in an answer. PROTO_TENSORS:
+ * no tensor has the name. */
 int proto_tensor_named(const char *name, bool result);
 /* Writes the name of tensor `number`. Returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
@@ -440,7 +440,7 @@ void proto_call_free(proto_call *call);
 
 enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
-/* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
+/* The body of POST /v1/caches. A member with the value 0 was not given, unless the member's comment says otherwise. */
 typedef struct proto_cache {
     int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
     int64_t page_size, ttl_s;

@@ -51,7 +51,8 @@ const char *suggestion_text(const char *head, uint64_t position, char found);
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
  * to be. The text may begin with "0x". Of long text only the beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
-/* Returns whether bytes that were decoded from base64 are base64 text again. */
+/* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
+ * twice). */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
 extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */

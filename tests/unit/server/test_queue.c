@@ -123,7 +123,7 @@ static void test_batches(void **state)
         { "aaaaa", "aa aa a", 2 },
         /* the second job of kind a leaves with the first, before the job of kind b between them */
         { "abab", "aa bb", 8 },
-        { "baaab", "bb aaa", 8 }, /* the next batch has jobs of the oldest job's kind */
+        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so the jobs of kind b leave first */
         { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },
