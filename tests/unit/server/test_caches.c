@@ -841,7 +841,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* no scan of the queue has reached the new cache, so it must not look as if scan 0 had reached it */
+    /* no step has ever waited for the new cache, whose last scan with a wait is 0; so a step that begins with scan
+     * number 0 must not wait */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
