@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 /* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
- * character, the state is that before the character, and the stream may go on with another character. */
+ * character, the state stays as it was before that character, so the caller may go on with another character. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
     /* number of characters (0 to 3) of the unfinished group that were read; the first of two '=' counts too */
@@ -41,8 +41,8 @@ typedef struct base64_decoder {
  * the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Decodes as base64_decode_until() does, text that must be base64 to its last character. False: the call stopped
- * earlier, and decoder->offset is the position of the bad character. */
+/* Decodes text that must be base64 to its last character. False: the text has a character that cannot stand in its
+ * place, and decoder->offset is the position of that character. base64_decode_until() describes the arguments. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
 /* Call this when the text is complete. False: the text ends inside a group of four characters, and decoder->offset is
@@ -53,9 +53,9 @@ bool base64_finish(const base64_decoder *decoder);
  * ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
+enum { BASE64_HEAD = 8 };
 /* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. `bytes` are the
  * `count` bytes that the decoder has written. */
-enum { BASE64_HEAD = 8 };
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* Length in characters of the base64 text of `bytes` bytes. */

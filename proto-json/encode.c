@@ -45,8 +45,8 @@ struct piece {
 enum {
     /* The longest token, such as "]],[[-1.5", has brackets and one number. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* Bytes of text in the answer to one problem: an error; or the names and shapes of the outputs, and the other
-     * members (a shape has at most 168 bytes). */
+    /* ITEM_BYTES: bytes of text in the answer to one problem, which is an error, or the names and shapes of the outputs
+     * and the other members. TENSOR_BYTES: bytes for one output, whose shape has at most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
@@ -61,20 +61,20 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of text for which pieces have been made */
+    size_t text_in_pieces; /* number of bytes of `text` that already belong to a piece of the answer */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The state of measuring the answer's length. To measure an array, its numbers are formatted, and formatted again
-     * when the answer is read. */
-    uint64_t length;          /* sum of the lengths of the measured pieces, in bytes */
-    size_t measured;          /* number of measured pieces */
+    /* How far the answer's length is measured. To measure an array, its numbers are formatted, and formatted again when
+     * the answer is read. */
+    uint64_t length;          /* total bytes of the answer's first `measured` pieces */
+    size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
     /* The position in the answer at which the next read continues. */
     size_t piece;
-    uint64_t taken;  /* number of characters of piece number `piece` that were already read */
+    uint64_t taken;  /* number of characters of the answer's piece number `piece` that were read */
     uint64_t read;   /* number of characters of the whole answer that were read */
     int64_t element; /* index of the next element of the array that is being read */
     struct token token;
@@ -97,7 +97,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes a piece of all text that was written behind the last piece. */
+/* Makes one piece of the text that was written since the last piece was made. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -147,7 +147,7 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes of a merge. put_sizes() writes those of other problems. */
+/* Writes the sizes of a merge; put_sizes() writes the sizes of every other problem. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -411,8 +411,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Reads characters [taken, taken + capacity) of a tensor's base64 text. Whole groups of four go straight to `to`. A
- * group of which one read takes only a part is encoded again by the next read. */
+/* Reads characters [taken, taken + capacity) of a tensor's base64 text. Whole groups of four characters go straight to
+ * `to`. If a read ends inside a group, the next read encodes that group again. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -441,8 +441,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* The end of an array of numbers is known only after the array's text is measured. An array is measured only
-     * once. */
+    /* measures the arrays of numbers that were not measured yet, because a read must know where each array's text
+     * ends */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];

@@ -13,14 +13,12 @@ enum { ENCODE_PROBLEM_BYTES = 4096 };
 /* Returns the text of the answer. Text written before a call of encode_tensor() goes before the tensor of that call. */
 struct text *encode_text(proto_encoder *encoder);
 
+typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 /* Adds a tensor at this place of the answer. ENCODE_BYTES: as its bytes. ENCODE_BASE64: as base64. ENCODE_ARRAY: as an
  * array of numbers, nested by its shape. ENCODE_LIST: as a flat list in which NaN and infinities have no quotes,
  * because KServe's clients read such a list. Outputs are C-contiguous. */
-typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
-/* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
- * values as JSON. Returns the number of facts. */
 enum {
     /* largest number of facts (values beside the tensors) of an answer: 8 of any answer, 8 of a check's report, and
      * PROTO_COUNTS of an observe */
@@ -33,6 +31,8 @@ struct encode_fact {
     const char *name;
     char value[ENCODE_FACT_BYTES];
 };
+/* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
+ * values as JSON. Returns the number of facts. */
 int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS]);
 
 #endif

@@ -32,7 +32,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* 503, because another process can do the work, or this process after a restart */
+    /* 503 (try again), because another process can do the work, or this process after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
     case ATTN_OK:

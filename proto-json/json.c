@@ -17,7 +17,7 @@ struct reader {
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
     size_t first_bytes; /* number of bytes that are in `first` */
-    attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
+    attn_error error;   /* the error of a body whose first bytes are not JSON; every call after the error returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)

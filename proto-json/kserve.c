@@ -265,7 +265,8 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a single number may have been a parameter, so it is not missing among the inputs */
+        /* a tensor that may be a single number may come as a parameter instead of an input, so the pointer leads to the
+         * parameters */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         /* an input that is missing has no position, so the pointer leads to the list of inputs */

@@ -49,8 +49,8 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
     text_put_string(&t, part);
 }
 
-/* Writes a list of names for a message: " (there are a, b and c)". */
 enum { LISTED_BYTES = 240 };
+/* Writes a list of names for a message: " (there are a, b and c)". */
 static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
 {
     struct text t = text_in(listed, LISTED_BYTES);
@@ -103,8 +103,8 @@ const char *proto_datatype(attn_dtype dtype)
     return datatypes[dtype];
 }
 
-/* Writes the datatypes of a tensor: "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
 enum { DATATYPES_BYTES = 96 };
+/* Writes the datatypes of a tensor: "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
 static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 {
     struct text t = text_in(list, DATATYPES_BYTES);
@@ -679,7 +679,8 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true: the operation has an option of this name; an output may have the same name, as `map` has */
+    /* true: the parameter's name is that of an option of the operation, although an output may also have the name
+     * (`map` is both) */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);

@@ -91,7 +91,7 @@ static double bits_double(uint64_t bits)
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
-    uint64_t w;                     /* the number's first 19 significant digits, or fewer if it has fewer */
+    uint64_t w;                     /* the number's first 19 significant digits; all digits if there are at most 19 */
     int exponent;
     /* text of the number's digits and point; the character behind it is neither a digit nor a point */
     const char *text;
@@ -987,7 +987,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters, even if the caller needs fewer; NUMBERS_TEXT_MAX has room for all. */
+/* Writes eight characters, although the caller may need only the first few; NUMBERS_TEXT_MAX bytes have room for all
+ * eight. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);

@@ -40,7 +40,8 @@
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
-    /* Room for the text of one written number, which has at most 16 characters but is stored in larger chunks. */
+    /* Bytes of room for the text of one number. The text has at most 16 characters, but up to eight characters are
+     * stored at a time, some of them behind the text's end. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -93,11 +94,11 @@ void numbers_begin(numbers_reader *reader, numbers_type type);
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
+/* the state in which a token begins: behind '[', behind ',', behind a value */
+typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
 /* Lets another reader continue after NUMBERS_BAD, at the bad token (number or word). Returns the state in which the
  * token began. `token` becomes the *length characters of the token that were taken; the remaining ones are at text +
  * taken. */
-/* the state in which a token begins: behind '[', behind ',', behind a value */
-typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.

@@ -13,7 +13,8 @@ typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_CHECK,                  /* judges the results that the client sends: says what is wrong with them */
+    /* a check: compares results that the client sends with exact ones, and says what is wrong with the client's */
+    PROTO_OP_CHECK,
     PROTO_OP_MERGE, /* a merge: results of the same queries over different parts of the keys become one result */
     PROTO_OP_COUNT
 };
@@ -35,7 +36,7 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* the text; NULL in the last entry of a list */
+    const char *says; /* text about the tensor; NULL in the last entry of a list */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
@@ -73,7 +74,7 @@ typedef struct proto_operation {
     const char *asks;
     uint64_t beside_caches; /* inputs that a problem may have if the request also has the member `caches` */
 
-    const proto_model *models; /* KServe's names for the operation, model_count of them */
+    const proto_model *models; /* the KServe models that stand for the operation: an array of model_count entries */
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */

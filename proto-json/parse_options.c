@@ -380,7 +380,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
     case PROTO_TYPE_PAIR: status = pair(o, value, to, err); break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes as out */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have every dtype that out can have */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))

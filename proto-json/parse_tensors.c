@@ -45,8 +45,8 @@ const char *parse_integer_suggestion(const cJSON *value)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Writes a shape such as "[2, 3]". */
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
+/* Writes a shape such as "[2, 3]". */
 static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
     struct text t = text_in(text, SHAPE_BYTES);
@@ -97,7 +97,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* true, because another function checks the number of elements */
+        return true; /* the caller checks the number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;

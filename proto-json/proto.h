@@ -94,9 +94,9 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
+enum { PROTO_SAFETENSORS_MARK = 9 };
 /* Returns whether the bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
  * below 2^32 in 8 bytes, and '{'. The 8 bytes then contain NULs, which JSON never has. */
-enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
@@ -171,8 +171,8 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 
  * In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
-/* Returns the number of the tensor with this name in a body, or with `result` in an answer. PROTO_TENSORS: there is
- * none. */
+/* Returns the number of the tensor that has this name in a body or, if `result` is true, in an answer. PROTO_TENSORS:
+ * no tensor has the name. */
 int proto_tensor_named(const char *name, bool result);
 /* Writes the name of tensor `number`. Returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
@@ -185,8 +185,8 @@ typedef struct proto_parts {
     /* true: the body names the tensors one by one, as parts.0.out and so on; false: the body has a list `parts` */
     bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* first out and lse of each of the `count` parts, then their gradients; lse is a natural logarithm, and -inf in a
-     * part without keys */
+    /* out and lse of each of the `count` parts, and behind them the gradients dout and dlse of each part; lse is a
+     * natural logarithm, and -inf in a part without keys */
     attn_result at[];
 } proto_parts;
 
@@ -194,7 +194,7 @@ typedef struct proto_parts {
  * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
+    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype, or the default of attn_output() */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
     /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
@@ -250,8 +250,8 @@ typedef enum proto_type {
      * may also have names of PROTO_COUNT_MAP */
     PROTO_TYPE_NAMES,
     PROTO_TYPE_ROWS, /* an integer or "all"; stored as an int64_t, PROTO_VERIFY_ALL for "all" */
-    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; stored as a char (*)[PROTO_CONTEXT_BYTES], and their
-     * number as an int behind it. */
+    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID. In proto_item it is a char (*)[PROTO_CONTEXT_BYTES],
+     * followed by an int with the number of values. */
     PROTO_TYPE_IDS,
     /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; stored as a proto_parts * */
     PROTO_TYPE_PARTS,
@@ -440,7 +440,7 @@ void proto_call_free(proto_call *call);
 
 enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
-/* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
+/* The body of POST /v1/caches. A member with the value 0 was not given, unless the member's comment says otherwise. */
 typedef struct proto_cache {
     int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
     int64_t page_size, ttl_s;

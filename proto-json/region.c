@@ -51,7 +51,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule);
 }
 
-/* Reads {"b64": "..."}. No message quotes this handle, because other programs could open the memory with it. */
+/* Reads the handle of a GPU's memory, {"b64": "..."}. No message quotes the handle, because a program that knows the
+ * handle could open the memory. */
 static attn_status read_handle(const cJSON *value, uint8_t handle[ATTN_HANDLE_BYTES], attn_error *err)
 {
     const cJSON *const b64 = cJSON_IsObject(value) ? value->child : NULL;

@@ -33,9 +33,9 @@
 
 enum state {
     VALUE,         /* a value must come next */
-    FIRST_ELEMENT, /* after '[': a value or ']' */
-    FIRST_NAME,    /* after '{': a member's name or '}' */
-    NAME,          /* after ',' in an object: a member's name */
+    FIRST_ELEMENT, /* after '[': a value or ']' must follow */
+    FIRST_NAME,    /* after '{': a member's name or '}' must follow */
+    NAME,          /* after ',' in an object: a member's name must follow */
     COLON,
     AFTER, /* a value is complete: ',' or the end of the object or array around it must follow */
     STRING,
@@ -43,7 +43,7 @@ enum state {
     HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* The states inside a number begin here. Each is named after the character that was read last. */
+    MINUS,     /* MINUS to EXPONENT_DIGITS are states inside a number, named after the character that was read last */
     ZERO,
     DIGITS,
     POINT,
@@ -448,7 +448,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* an error in base64 text stopped the decoder, so the next round reads the remainder as plain text */
+        /* if an error in base64 text stopped the decoder, the next call reads the remainder of the string as plain
+         * text */
     } else {
         return ATTN_OK;
     }

@@ -313,7 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* words that requests to other servers contain */
+    /* words in bodies for other servers; each hint says what to write instead, or to leave the word out */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -329,7 +329,8 @@ const struct suggestion suggestions[] = {
     { "decode", "instances problems batches items examples", "several are rows of 'q', each with one of 'caches'" },
     { OPS " " SUGGESTION_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
       "this server computes attention of tensors, it has no models" },
-    /* words that clients may write for members of a cache */
+    /* words that clients write in the body of POST /v1/caches, which makes a cache, instead of members such as
+     * kv_heads */
     { SUGGESTION_CACHE, "id name cache_id sequence_id session_id session request_id",
       "leave it out, the answer has the id" },
     { SUGGESTION_CACHE,
@@ -627,8 +628,8 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* numbers of bytes; text that gives fewer than LEAST bytes is never called hexadecimal, because base64 may look
-     * like hexadecimal digits by chance */
+    /* BLOCK: bytes that one loop turn examines. LEAST: fewer bytes are never called hexadecimal, because short base64
+     * may look like hexadecimal digits by chance. MOST: of more bytes only the first MOST are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* text counts as hexadecimal only if it has a decimal digit: base64 of zeros has only the character 'A', which is
      * also a hexadecimal digit */
@@ -703,7 +704,7 @@ static const struct {
     suggestion_place place;
     /* the hint holds if the character is at most `before` bytes from the start of the body; 0: anywhere in the body */
     int before;
-    const char *found; /* the characters that have this hint; an empty text: the NUL has it */
+    const char *found; /* the characters that get this hint; "" stands for the NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

@@ -31,14 +31,14 @@ extern const struct suggestion suggestions[]; /* the last row has places == NULL
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
+extern const struct suggestion suggestion_topics[];
 /* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
  * the topic; NULL: no part does. This is for words without a hint of their own. `place` is as for suggestion_of(). */
-extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 
+enum { SUGGESTION_DTYPE_BYTES = 32 };
 /* Reads a dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is
  * float64. */
-enum { SUGGESTION_DTYPE_BYTES = 32 };
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]);
 /* Returns whether the dtype's name says that numbers are big-endian, as ">f4" does. */
 bool suggestion_big_endian(const char *dtype);
@@ -51,7 +51,8 @@ const char *suggestion_text(const char *head, uint64_t position, char found);
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
  * to be. The text may begin with "0x". Of long text only the beginning is examined. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
-/* Returns whether bytes that were decoded from base64 are base64 text again. */
+/* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
+ * twice). */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
 extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
@@ -61,9 +62,9 @@ extern const char suggestion_typed_array[];
  * do. NULL: the bytes are no known kind of file. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
+typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is
  * text in brackets to append to the message; "": there is none. */
-typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
 const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found);
 
 #endif

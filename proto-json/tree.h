@@ -35,7 +35,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* programs that read JSON numbers as doubles read integers up to this one exactly */
+/* upper bound of sizes, offsets and times in bodies; programs that read JSON numbers as doubles read all integers up to
+ * 2^53 exactly */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
@@ -45,20 +46,20 @@ const char *tree_number(const cJSON *value);
  * too), no exponent, and is not -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
-/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
 enum { TREE_QUOTE_BYTES = 48 };
+/* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
+enum { TREE_SUGGESTION_BYTES = 160 };
 /* Writes a hint about an unknown word, which stands at the end of a message. The hint is from suggestions.c, or names
  * the most similar name. "": there is no hint. */
-enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
+typedef char tree_member[sizeof((attn_error *)0)->member];
 /* Writes a JSON pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is
  * cut between characters. Returns `out`. */
-typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name that a message repeats, in bytes */

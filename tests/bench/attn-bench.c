@@ -43,7 +43,8 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* Gradients of options. They are computed only if --grads names them. */
+/* The bits of the gradients of options (dsinks, dbias, dalibi_slopes). A backward computes one of these gradients only
+ * if --grads names it. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
@@ -52,7 +53,8 @@ struct options {
     bool no_lse; /* the forward computes only out, without lse */
     /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
     bool reading;
-    int sequences; /* packed sequences: their number and their lengths; B, Sq and Sk are then ignored */
+    /* number of packed sequences, whose lengths follow; 0: not packed; otherwise B, Sq and Sk are ignored */
+    int sequences;
     int32_t lengths[MOST_SEQUENCES];
     /* FlashMask of this many equal documents, in which each query sees only keys of its own document; 0: no mask */
     int64_t documents;
@@ -64,7 +66,7 @@ struct options {
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
     double softcap, scale, dropout;
     double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
-    bool biased;        /* a bias of [1, 1, Sq, Sk] */
+    bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
     bool forward_first; /* a backward computes out and lse itself instead of receiving them */
     /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and

@@ -255,7 +255,8 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 {
     return { name, where, kernel, { blocks, threads, shared } };
 }
-/* cudaLaunchKernelEx(). Its launch attributes are ignored: every earlier kernel has ended already. */
+/* The emulator's cudaLaunchKernelEx(). It ignores the launch attributes, such as one that lets a kernel begin before
+ * the previous kernel has ended: here the previous kernel has always ended. */
 template <class... P, class... A>
 cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
                       A &&...args)

@@ -85,7 +85,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     return cudaSuccess;
 }
 
-/* Device attributes; the clock rates are those of an H200. */
+/* Gives an attribute of the emulated device. The clock rates are those of an H200. */
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int)
 {
     *value = which == cudaDevAttrClockRate              ? 1980000

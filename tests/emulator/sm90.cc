@@ -243,7 +243,8 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* Carries out all products that are ready in one call, because each call costs a round of the scheduler. */
+            /* If no thread can run (`must`), carries out all ready products of the commit group in this call, because
+             * every further call would cost a turn of the scheduler. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;

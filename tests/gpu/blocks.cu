@@ -131,7 +131,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Returns the offset in the tensor of byte b of row r of chunk c, or -1 if the tensor has no such element. */
+/* Returns the offset in the tensor of byte b of row r of box number c (each box has 128 bytes per row), or -1 if the
+ * tensor has no such element. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;

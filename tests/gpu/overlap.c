@@ -135,7 +135,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    /* each round runs request 0 alone; of each stage, the shortest time in any round counts */
+    /* runs request 0 alone five times; for each stage, `alone` gets the shortest of the five times */
     for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);

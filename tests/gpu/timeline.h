@@ -59,8 +59,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps in `least` the shortest time of each stage of a single request over all rounds. Longer times were disturbed by
- * other work. */
+/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has none yet or a longer one. Both
+ * are of the same request, run several times. A longer time was disturbed by other work on the machine. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -95,8 +95,8 @@ struct spec {
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
-    bool seqlens_k;  /* random lengths of keys, with 0 and Sk among them */
-    bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
+    bool seqlens_k;  /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
+    bool seqlens_q;  /* seqlens_q is given: random numbers of queries; padding rows behind these queries are NaN */
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
@@ -118,7 +118,7 @@ struct spec {
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
-    bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
+    bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
     /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */
@@ -223,7 +223,7 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 
 /* Results of attn_truth_some() in host memory, in the order of struct attn_truth. */
 struct truth {
-    double *result[TRUTH_RESULTS]; /* memory that the struct owns */
+    double *result[TRUTH_RESULTS]; /* float64 numbers of each result, in memory that the struct owns */
     int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
     /* how far the fixture's own results are from the truth (results in float64) */
     attn_truth_distance distance[TRUTH_RESULTS];

@@ -531,8 +531,9 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel in a backend's list for an operation computes every problem but is slow. Problems with lengths must
- * use a faster kernel. (The backend "paper" has only one kernel.) */
+/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly, so
+ * it must not be the kernel for a problem with lengths (packed or padded sequences). The test skips the backend
+ * "paper", which has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -660,7 +661,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* an odd constant other than the generator's step, with which neighbouring seeds would share random numbers */
+    /* The seed is multiplied by an odd constant. With the constant that rng_next() adds at each step, neighbouring
+     * seeds would share random numbers. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

@@ -8,8 +8,9 @@
 
 #include "backends.h"
 
-/* Compares dq, dk and dv in float32 with dq, dk and dv in the inputs' 16-bit dtype: how many float32 numbers do not
- * round to the 16-bit numbers, how many need more than 16 bits, and the sum of squared errors of either dtype. */
+/* The result of comparing gradients (dq, dk and dv) in float32 with the same gradients in the inputs' 16-bit dtype: how
+ * many float32 numbers do not round to the 16-bit numbers, how many need more than 16 bits, and the sum of squared
+ * errors of either dtype. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;

@@ -429,8 +429,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* the message does not say that the values look like lengths, because their sum is not the number of rows
-          * of q */
+         /* Values that add up to the number of rows of q look like lengths of sequences, and the message says so. 2 + 5
+          * is not that number, so this message ends without the hint. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "

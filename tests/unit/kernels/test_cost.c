@@ -276,7 +276,8 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* products have 2 (512 + 256) columns for a head size of 512, and 256 + 256 for 256: a ratio of 3 */
+    /* columns of the products, for scores and out: 2 blocks with 512 + 256 for a head size of 512, one block with 256 +
+     * 256 for 256: three times as many */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
@@ -295,7 +296,8 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* products have 2 * 1024 + 1024 columns for a head size of 1024, and 512 + 512 for 512: a ratio of 3 */
+    /* columns of the products, for scores and out: 2 blocks with 1024 + 512 for a head size of 1024, one block with 512
+     * + 512 for 512: three times as many */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);

@@ -192,7 +192,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* what attn_check() (the library's own check) says is passed on unchanged */
+        /* the client gets the messages of attn_check(), which checks a problem for the kernels library, unchanged */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },

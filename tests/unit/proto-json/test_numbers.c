@@ -408,7 +408,8 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* Reads a number in the indirect way: first without a dtype (as a double), then converted to the dtype. */
+    /* The number is read once more, indirectly: as a double while the dtype is unknown, and then converted to the
+     * dtype. */
     char array[1024];
     struct result r;
     uint64_t element;

@@ -185,7 +185,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* says: the suggestion; NULL: no word of the list has a suggestion */
+        const char *place, *word, *says; /* says: the expected suggestion; NULL: there must be none */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },

@@ -493,8 +493,8 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
-    /* If some devices have more caches than others, new caches go to the devices with fewer. Here the test makes more
-     * caches than the emptiest device has room for, and all devices end up equally full. */
+    /* New caches go to the devices with the fewest caches. Here the test makes more caches than the emptiest device has
+     * room for, and all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -553,7 +553,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* in each round the pool may ask the device for memory again, because memory may have become free */
+        /* each time the pool may ask the device for memory again, because memory may have become free */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -841,7 +841,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* no scan of the queue has reached the new cache, so it must not look as if scan 0 had reached it */
+    /* no step has ever waited for the new cache, whose last scan with a wait is 0; so a step that begins with scan
+     * number 0 must not wait */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);

@@ -350,7 +350,8 @@ static void test_sums_are_rounded_as_elsewhere(void **state)
     close_site(&s);
 }
 
-/* Under a causal mask, later parts have fewer queries and equal work. */
+/* A causal problem is cut into ranges of queries with equal work. A late query sees more keys than an early one, so the
+ * later ranges have fewer queries than the earlier ones. */
 static void test_ranges_of_queries_have_equal_work(void **state)
 {
     static const int64_t lengths[] = { 4096, 32768, 131072 };

@@ -242,8 +242,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* a stream keeps its scratch memory; nothing else stays allocated, because every batch has used the first
-         * stream */
+        /* Every batch uses the first of the device's streams, and only that stream's scratch memory stays allocated. So
+         * after each batch the device uses as much memory as after the first batch. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -522,7 +522,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be launched at once */
+    /* waits until the batch has memory: its first problem is then launched at once */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0);
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
@@ -555,8 +556,8 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* Checks that the device uses no more memory than after the same work without verification, which is the workspace of
- * each stream. */
+/* Checks that only the workspace of each stream is still allocated on the device, as after the same work without
+ * verification. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;

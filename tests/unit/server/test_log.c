@@ -298,7 +298,8 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* the log's writer thread never returns here, so a child process uses the log */
+    /* nobody reads the full pipe, so the log's writer thread hangs for ever, and a child process must run it */
+    pid_t child = fork();
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -424,7 +425,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* the line counts lines that were lost in an earlier test */
+            continue; /* skips the log's own line about lines that it left out in an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

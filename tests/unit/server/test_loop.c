@@ -570,7 +570,7 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* by the script, a second step of the verification would have lost the device */
+    /* the device is still usable: in a second step of the verification the script would have lost the device */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }

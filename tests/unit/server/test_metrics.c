@@ -115,7 +115,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        char reason[24]; /* an array that the next round overwrites, so the metrics must copy the label */
+        char reason[24]; /* the next loop turn overwrites this array, so metrics_add() must copy it */
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);

@@ -508,7 +508,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    /* dout has not the shape of out, so the problem is refused */
+    /* the shape of dout differs from that of out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     /* The backward is refused after its context (saved forward) was looked up, because the device has too little

@@ -121,8 +121,9 @@ static void test_batches(void **state)
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 }, /* a later job joins an earlier job of its kind, and so overtakes jobs of other kinds */
-        { "baaab", "bb aaa", 8 }, /* the next batch has jobs of the oldest job's kind */
+        /* the second job of kind a leaves with the first, before the job of kind b between them */
+        { "abab", "aa bb", 8 },
+        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so the jobs of kind b leave first */
         { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },

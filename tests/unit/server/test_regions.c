@@ -183,7 +183,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    /* a key names the same object with and without its slash */
+    /* o.key begins with a slash; without the slash, it still names the object */
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);

@@ -21,8 +21,8 @@ static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* Letters of the columns, in order: receiving (.), Computing, cHecking, Queued, rUnning, fiNishing, Answering,
-         * Freed. An x allows the step. */
+        /* A row of eight characters for each state. An x says that the next state may be, by its column: receiving,
+         * computing, checking, queued, running, finishing, answering, freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",

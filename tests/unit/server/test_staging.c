@@ -324,8 +324,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* When another token comes, each token's share becomes smaller. A lease that fits the new share must not be refused
- * because of released memory that the pool keeps for the token. */
+/* If another token comes, the share of the pool that each token may use becomes smaller. Released memory that the pool
+ * keeps for a token may then exceed the token's share, but a lease that fits the share must still succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
