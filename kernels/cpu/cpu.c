@@ -212,8 +212,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace, which is the size for the largest run: runs use it one after the other. The kernel
- * "double" needs no workspace. */
+/* Computes the bytes of workspace, as many as the largest run needs: all runs use one workspace, one after the other.
+ * The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

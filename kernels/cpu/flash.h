@@ -72,8 +72,8 @@ enum {
      * of their time */
     FLASH_DOT_ROWS = 8,
     FLASH_MAP_COLUMNS = 64, /* number of cells in a row of the output map (of an observe) that one item computes */
-    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together); their scores and
-     * sums then stay in the L1 cache */
+    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together): the scores and sums
+     * of so many rows stay in the L1 cache */
     FLASH_BUNDLE_ROWS = 32,
 };
 
@@ -157,8 +157,8 @@ struct flash {
     const attn_problem *p;
     const struct simd *simd;
     /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
-     * at least as exact. A forward and its backward compute scores with one type, because the backward computes P from
-     * the forward's lse. */
+     * at least as exact as `type`. A forward and its backward compute scores with one type, because the backward
+     * computes P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -196,8 +196,8 @@ struct flash {
     char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
     char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; other entries are not
-     * written */
+    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; entries of all other rows
+     * are not written */
     struct flash_strange *strange;
     /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
@@ -225,8 +225,8 @@ struct flash {
      * slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: items is the number of items of this problem, first the number of items of all problems before
-     * it */
+    /* for each phase: items is the number of items of this problem, first the number of items of all earlier problems
+     * of the run */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -236,8 +236,8 @@ struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every item divides it anew, from its
- * start. */
+/* The scratch memory of a thread, large enough for each problem of the run. Every item divides the memory anew, from
+ * the start. */
 struct flash_scratch {
     char *memory;
 };
@@ -356,8 +356,8 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
 }
 
-/* Asserts that the code that divides a thread's scratch took no more than there is. Call it after the last
- * flash_take(). */
+/* Asserts that the code that divides a thread's scratch took no more bytes than the scratch memory has. Call it after
+ * the last flash_take(). */
 static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
 {
     assert(arena->base == NULL || arena->used <= f->scratch_bytes);

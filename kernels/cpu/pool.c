@@ -75,7 +75,7 @@ struct pool {
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads: those that pool_open() started, and the caller */
+    int threads;  /* number of threads that compute: those that pool_open() started, and one that calls pool_run() */
     void (*idle)(void);
     struct worker *workers;
 };

@@ -40,7 +40,7 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the pool_part that this thread began before this one and has not ended; NULL: none */
+    struct pool_part *outer; /* the pool_part that the same thread began earlier and has not ended; NULL: none */
     /* pointer that stands for the owner (client of the pool); it is only compared with other pointers and never
      * followed */
     const void *owner;

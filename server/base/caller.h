@@ -2,8 +2,8 @@
  *
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
  * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
- * rest stays free for the other tokens. The file that keeps a bound also keeps the tenants' counts for it here, under
- * its own lock.
+ * rest stays free for the other tokens. A count in the account says how much of one bound the tenant uses. The file
+ * that enforces this bound changes the count under a lock of its own.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H

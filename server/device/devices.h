@@ -66,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
 /* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts; if one
  * part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
-/* Sets the times of a job that ran in the batch, for its answer. If a job has several parts, the times of the part that
- * took longest remain. */
+/* Sets the times of a job that ran in the batch, for its answer. A job with several parts keeps the times of the part
+ * that took longest. */
 void batch_note_times(const struct batch *batch, struct job *job);
 /* Counts the times of a job that ran, for the metrics. */
 void batch_observe_times(const struct job *job);
@@ -132,9 +132,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
 /* Reserves memory for a job that will be cut by queries and has gradients that are sums over queries (job.h, `sums`).
- * Other jobs need none. Call this once, after prepare_job(), on the thread that owns the job. Errors: BUSY and QUOTA,
- * as in staging_lease(). A job is not cut by queries if its sums take more than half of the staging memory that its
- * own tensors leave. */
+ * Other jobs need no memory for sums. Call this once, after prepare_job(), on the thread that owns the job. Errors:
+ * BUSY and QUOTA, as in staging_lease(). A job is not cut by queries if its sums take more than half of the staging
+ * memory that its own tensors leave. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
 
 /* Functions for the gradients that are sums over queries, when all parts of their job have run. sums_elements()

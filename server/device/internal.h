@@ -46,8 +46,8 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: those for which the arrays have room, those of this batch, and those of this batch that
-     * are on the stream. */
+    /* room: number of problems for which the arrays have memory; count: number of problems of the batch; launched: how
+     * many of the batch's problems are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
@@ -233,8 +233,8 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */
 
-/* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
- * for its own sums. */
+/* True if some outputs of the problem are sums over its queries. If the problem's job is cut by queries, each part
+ * needs memory for its own sums. */
 bool sums_are_needed(const attn_problem *p);
 /* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those
  * of staging_lease(), and TOO_LARGE if the sums take more than half of the staging memory that the job's tensors

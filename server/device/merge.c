@@ -106,8 +106,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader and its members. Its tensors have no addresses yet, except those in the pool
- * of pages. */
+/* Returns the merged problem of a leader and its members. The merged tensors have no addresses yet, except tensors in
+ * the pool of pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;

@@ -1,4 +1,4 @@
-/* sums.c: gradients of a job that is cut by queries which are sums over all queries, such as dk and dv.
+/* sums.c: the gradients that are sums over all queries, such as dk and dv, of a job that is cut by queries.
  *
  *     part 0: dk of its queries      dv      |  part 1: dk  dv  |  ...  |  rounded dk, dv
  *     float32, each tensor at a multiple of MERGE_LINE bytes            |  only for outputs in clients' pinned memory

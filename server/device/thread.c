@@ -232,7 +232,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
 }
 
 /* Puts the next problems of the batch, or the next steps of one problem, on the stream. After the last problem, also
- * puts the work there that follows the kernels. */
+ * puts the work that follows the kernels on the stream. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -566,8 +566,8 @@ static bool ends_soon(const struct device_thread *thread)
 }
 
 /* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
- * time from which the batch may. *flow_has becomes the number of batches of its flow (client) on slots. Call this with
- * the lock held. */
+ * time from which the batch may go. *flow_has becomes the number of batches on slots that have the same flow (client)
+ * as the batch. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {

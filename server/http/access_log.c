@@ -48,8 +48,8 @@ static proto_error refusal_of(const struct request *request, int status)
 enum {
     /* A run of more hexadecimal digits than this may be a secret id. */
     SECRET_DIGITS = 16,
-    /* Number of hexadecimal digits that the log shows of a secret id. They tell ids apart, and the other 28 digits
-     * of a cache's id stay secret. */
+    /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
+     * digits of a cache's id stay secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };

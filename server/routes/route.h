@@ -101,7 +101,8 @@ struct route {
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
     /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
-     * is no memory for the answer, the client gets 503. With false, the connection is then closed without an answer. */
+     * is no memory for the answer, the client gets 503. False: if there is no memory for the answer, the connection is
+     * closed without an answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). The handler

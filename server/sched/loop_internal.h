@@ -110,8 +110,8 @@ void batches_mark(struct batch *batch);
 void batches_window(uv_poll_t *poll, int status, int events);
 /* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs
- * stay with the device, because it may still write to their memory. */
+/* Disables devices that do not finish their batches in time, and answers the requests on these devices. The jobs stay
+ * with the device, because the device may still write to the memory of the jobs. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

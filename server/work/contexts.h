@@ -54,8 +54,8 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts (saved forwards), and those of callers that is_known() rejects, since no one could use them. A
- * context that a backward is using stays. */
+/* Ends expired contexts (saved forwards), and contexts of callers that is_known() rejects, because nobody could use
+ * these contexts. A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of staging memory that contexts keep leased */

@@ -93,7 +93,7 @@ struct job_part {
     bool ran;           /* true: the kernels ran and did not fail */
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
-    const char *kernel; /* for a part of a cut job: the name of the kernel */
+    const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
      * results, and the differences that it found */
     bool truth_known;

@@ -29,7 +29,7 @@ struct queue {
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow of all jobs that have no flow of their own */
+    struct flow nobody; /* the flow (share of device time) of all jobs for which no other flow is set */
     int64_t virtual_ns; /* virtual time (queue.c) of the flow that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
