@@ -30,7 +30,7 @@ enum {
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
     /* number of batches of problems that a device computes at a time, each on a thread of its own; a core that has
-     * nothing to do in its own batch works on the other */
+     * nothing to do in its own batch works on the other batch */
     STREAMS = 2,
 };
 

@@ -258,8 +258,8 @@ struct flash_run {
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Does what flash_run_bytes() does, but for the true lengths of the sequences. A call without a workspace allocates
- * this size. */
+/* Computes the bytes of workspace as flash_run_bytes() does, but for the true lengths of the sequences. A run whose
+ * caller gives no workspace allocates this size. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
@@ -270,8 +270,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
-/* Divides memory from its start on. If base is NULL, the arena only adds up sizes. The same code can thus first measure
- * the memory and then divide it. `used` is INT64_MAX after an overflow. */
+/* A piece of memory that flash_take() divides, from the start on. If base is NULL, the arena only adds up sizes. The
+ * same code can thus first measure the memory and then divide it. `used` is INT64_MAX after an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -317,7 +317,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Does what flash_drop() does, for one row and n keys from key j on, n <= FLASH_MASK_BLOCK. */
+/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, as flash_drop() does, but for one row and n
+ * keys from key j on, n <= FLASH_MASK_BLOCK. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* Returns a tile's rows of a tensor with axes like q's, as one matrix with a row stride. If the tile has one head, the
@@ -371,8 +372,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
  * q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* Do what pack_b() or pack_at() of simd.h does, with 0 in place of NaN and infinity. They return enum flash_values.
- * `scratch` has FLASH_UNIT * cols floats. */
+/* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
+ * and infinity. Both return enum flash_values. `scratch` has FLASH_UNIT * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,

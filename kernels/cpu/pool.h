@@ -26,8 +26,8 @@
 
 struct pool;
 
-/* Computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to pool_threads() - 1, which
- * two threads in one loop never share. */
+/* A function that computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to
+ * pool_threads() - 1, which two threads in one loop never share. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread

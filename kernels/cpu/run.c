@@ -142,7 +142,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* 3/2 total_k is an upper bound on the number of spans (runs of keys) of all sequences, times SPLIT_KEYS */
+    /* the number of spans (runs of keys) of all sequences is at most 3/2 total_k / SPLIT_KEYS */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);

@@ -189,7 +189,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Does the work of compute_times_keys() or compute_add_to_keys() with rounded factors and with sums in float32. */
+/* Multiplies matrices as compute_times_keys() or compute_add_to_keys() does, but rounds the factors, and computes sums
+ * in float32. */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {

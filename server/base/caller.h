@@ -27,7 +27,8 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* slots of the queue that the tenant's requests occupy, by stage; kept by queue.c, but not for CALLER_EVERYBODY */
+    /* slots of the queue that the tenant's requests occupy, by stage; queue.c counts them, but not for CALLER_EVERYBODY
+     * (clients without a token) */
     _Atomic int places[CALLER_PLACES];
     /* staging memory that the tenant's requests have leased, in bytes; kept by staging.c under its lock */
     int64_t staging_bytes;

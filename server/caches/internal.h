@@ -110,7 +110,8 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 
 /* Returns the cache with this id if the caller may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
-/* Does what cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with `what`. */
+/* Finds a cache as cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with
+ * `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */

@@ -281,7 +281,7 @@ struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the batch that was added to the summary last */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest of the summarised batches began */
+    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest (see struct guest_others) must still wait if its work is expected to take

@@ -443,7 +443,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Does what launch() does, except that after an error no work is on the stream and no memory is allocated. */
+/* Puts work of the batch on the stream as launch() does, but after an error no work is on the stream and no memory is
+ * allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -599,7 +600,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* `message` is the first member of struct batch */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;

@@ -167,7 +167,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct hangup_watch *watch = (struct hangup_watch *)poll; /* `poll` is the first member of struct hangup_watch */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* a valid cast: `poll` is the struct's first member */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;

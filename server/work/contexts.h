@@ -62,8 +62,8 @@ int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of stagi
 /* writes the number of contexts in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
-/* Makes the contexts (saved forwards) of all items of the job that succeeded available. Each holds the job, whose
- * kernels have run. */
+/* Calls contexts_fill() for the contexts (saved forwards) of all items of the job that succeeded. Each of these
+ * contexts then holds a reference to the job. The job's kernels must have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts (saved forwards). The owner of the job's request calls this when the outcome is known.
  * `answered`: the kernels ran, and the client will get the results. In this case, for each problem without an error,
