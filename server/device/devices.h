@@ -170,7 +170,8 @@ void cut_join_truths(struct job *job);
  * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
+/* Submits a batch of one late job: an HTTP thread has put the job on the device already, so the batch needs no free
+ * slot. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);

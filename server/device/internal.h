@@ -209,7 +209,8 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
  * Sets leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* Makes the merged problem of a leader and its members, in newly allocated device memory. */
+/* Makes the merged problem of a leader (the job whose number names the problem) and the jobs that join it, in newly
+ * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
 /* Puts on the slot's stream the moves (copies by a kernel) of all jobs that are copied by moves: inputs to the device,
@@ -226,8 +227,8 @@ bool parts_use(const attn_problem *p, int id);
 /* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
 attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of its results to the host.
- * `there` is the part's problem on the device. */
+/* Puts copies on the slot's stream: with `out` those of the part's results to the host, otherwise those of the part's
+ * inputs to the device. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 

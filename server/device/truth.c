@@ -26,7 +26,7 @@ static struct job *job_of(const struct slot *slot)
     return batch_job(slot->batch, 0);
 }
 
-/* Returns the part of a cut job that runs in the slot, or NULL if the whole job runs there. */
+/* Returns the part of a cut job that runs in the slot, or NULL if the slot runs a whole job. */
 static struct job_part *cut_part_of(const struct slot *slot)
 {
     struct job_part *const part = slot->batch->parts[0];

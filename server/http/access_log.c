@@ -156,7 +156,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, and only answers are counted elsewhere, so the request is counted here */
+    /* the request ended without an answer: requests with an answer were counted when the answer was queued */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

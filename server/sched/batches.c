@@ -58,7 +58,8 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last scan of waiting transactions was cut short: older ones have not been examined yet and come first */
+    /* the last scan of waiting transactions was cut short: older transactions have not been examined yet and come
+     * first */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)

@@ -143,7 +143,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* contexts (saved forwards) can be taken again; their memory stays leased as long as a device may read it */
+    /* contexts (saved forwards) can be taken again; a device may still read their memory, which stays leased */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
