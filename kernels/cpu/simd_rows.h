@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x there is infinite, NaN, or SIMD_TAME or
- * more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if the number of x in that lane is infinite,
+ * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */

@@ -14,8 +14,8 @@ struct tile {
     int64_t row, line;
 };
 
-/* Address and strides of a caller's tensor: element (b, h, row, column) is at b * batch + h * head + row * row +
- * column. */
+/* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b is at b * batch
+ * + h * head + i * row + j * column. */
 struct reading {
     const void *data; /* NULL: the caller did not give the tensor */
     attn_dtype dtype;

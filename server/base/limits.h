@@ -461,7 +461,8 @@ enum {
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
      * stream of lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; if there are more events than this, some share a counter */
+    /* number of counters that limit repeated log lines; if there are more events than this, some events share a
+     * counter */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,

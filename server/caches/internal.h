@@ -60,7 +60,8 @@ struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
     struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
-    /* first characters of all ids that this process makes; an id that begins with others is from another process */
+    /* first characters of all ids that this process makes; an id that begins with other characters is from another
+     * process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;

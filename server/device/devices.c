@@ -198,7 +198,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        /* with a larger pool than the device's memory, no cache could ever be made */
+        /* a pool larger than the device's memory could never be allocated, so no cache could be made */
         if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,

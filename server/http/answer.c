@@ -257,7 +257,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* fills contexts (saved forwards) first, because the answer may overwrite the memory that they read */
+        /* first fills contexts (saved forwards): a context holds a reference to the job, so that the answer does not
+         * overwrite the memory of the job */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);

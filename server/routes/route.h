@@ -89,8 +89,8 @@ struct route {
     bool model;
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
     bool hidden;
-    /* The option with which the server offers the route. Without that option, the OpenAPI document leaves the route out
-     * too. */
+    /* The option with which the server offers the route. Without that option, the route is missing on the server and in
+     * the OpenAPI document. */
     enum route_shm shm;
 
     /* For a route with tensors: the formats of the body, and the operation. The body may have up to --max-body-bytes.

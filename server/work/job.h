@@ -123,8 +123,8 @@ struct job {
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items that a device computes */
-    /* bytes of the tensors of the items that a device computes, and of the keys and values that they read in pages
-     * (attn_cost) */
+    /* bytes of the tensors of the items that a device computes, and of the keys and values that these items read in
+     * pages (attn_cost) */
     double bytes;
     /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
     double seconds;
