@@ -280,7 +280,7 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 }
 
 /* Sets the target to the first address of the variable ATTND_LISTEN, and to TLS if the daemon with this environment
- * serves TLS there. */
+ * serves TLS at this address. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

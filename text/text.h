@@ -114,9 +114,9 @@ const char *text_read_number(const char *text, uint64_t *x);
  * and otherwise stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
-/* Returns the FNV-1a hash of the text, of at most its first `most` bytes. For the first piece of a text, `hash` is
- * TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use it only for names that the program
- * chooses, because a client could choose many names with one hash. */
+/* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. For the first piece of
+ * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use it only for names
+ * that the program chooses, because a client could choose many names with one hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {
@@ -188,12 +188,13 @@ void text_consider(struct text_nearest *nearest, const char *name);
 
 /* Returns whether `word` is one of `words`, which have single spaces between them. Upper and lower case are equal. */
 bool text_is_among(const char *words, const char *word);
-/* Does what text_is_among() does, but underscores, hyphens and spaces inside a word make no difference: cuSeqlensQ is
- * cu_seqlens_q. */
+/* Returns whether `word` is one of `words`, as text_is_among() does, but underscores, hyphens and spaces inside a word
+ * make no difference: cuSeqlensQ is cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
-/* Returns the number of typing mistakes that turn one name into the other: a letter too many, missing, wrong, or
- * swapped with its neighbour. Upper and lower case are equal. TEXT_FAR: a name is longer than TEXT_NAME_BYTES. */
+/* text_distance() returns the number of typing mistakes that turn name `a` into name `b`: a letter too many, missing,
+ * wrong, or swapped with its neighbour. Upper and lower case are equal. TEXT_FAR: a name is longer than
+ * TEXT_NAME_BYTES. */
 enum { TEXT_NAME_BYTES = 32, TEXT_FAR = 99 };
 int text_distance(const char *a, const char *b);
 

@@ -292,8 +292,9 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes scores S of a row that is marked in f->strange, and returns its lse2 (lse in base 2). If lse is NaN, the
- * function makes the visible scores NaN and returns 0, because an lse2 of NaN would make hidden pairs NaN too. */
+/* Computes scores S of a row whose P cannot be computed in float32 (its lse is in f->strange), and returns its lse2
+ * (lse in base 2). If lse is NaN, the function makes the visible scores NaN and returns 0, because an lse2 of NaN would
+ * make hidden pairs NaN too. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {

@@ -30,7 +30,7 @@ enum {
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
     /* number of batches of problems that a device computes at a time, each on a thread of its own; a core that has
-     * nothing to do in its own batch works on the other */
+     * nothing to do in its own batch works on the other batch */
     STREAMS = 2,
 };
 
@@ -212,8 +212,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace, which is the size for the largest run: runs use it one after the other. The kernel
- * "double" needs no workspace. */
+/* Computes the bytes of workspace, as many as the largest run needs: all runs use one workspace, one after the other.
+ * The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

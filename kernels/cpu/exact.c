@@ -153,7 +153,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position. If two keys there are visible, the row sees more than one key,
+    /* Most rows see the keys near their own position. If two of these keys are visible, the row sees more than one key,
      * and no other key need be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;

@@ -72,8 +72,8 @@ enum {
      * of their time */
     FLASH_DOT_ROWS = 8,
     FLASH_MAP_COLUMNS = 64, /* number of cells in a row of the output map (of an observe) that one item computes */
-    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together); their scores and
-     * sums then stay in the L1 cache */
+    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together): the scores and sums
+     * of so many rows stay in the L1 cache */
     FLASH_BUNDLE_ROWS = 32,
 };
 
@@ -157,8 +157,8 @@ struct flash {
     const attn_problem *p;
     const struct simd *simd;
     /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
-     * at least as exact. A forward and its backward compute scores with one type, because the backward computes P from
-     * the forward's lse. */
+     * at least as exact as `type`. A forward and its backward compute scores with one type, because the backward
+     * computes P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -196,8 +196,8 @@ struct flash {
     char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
     char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; other entries are not
-     * written */
+    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; entries of all other rows
+     * are not written */
     struct flash_strange *strange;
     /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
@@ -225,8 +225,8 @@ struct flash {
      * slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: items is the number of items of this problem, first the number of items of all problems before
-     * it */
+    /* for each phase: items is the number of items of this problem, first the number of items of all earlier problems
+     * of the run */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -236,8 +236,8 @@ struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every item divides it anew, from its
- * start. */
+/* The scratch memory of a thread, large enough for each problem of the run. Every item divides the memory anew, from
+ * the start. */
 struct flash_scratch {
     char *memory;
 };
@@ -258,8 +258,8 @@ struct flash_run {
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Does what flash_run_bytes() does, but for the true lengths of the sequences. A call without a workspace allocates
- * this size. */
+/* Computes the bytes of workspace as flash_run_bytes() does, but for the true lengths of the sequences. A run whose
+ * caller gives no workspace allocates this size. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
@@ -270,8 +270,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
-/* Divides memory from its start on. If base is NULL, the arena only adds up sizes. The same code can thus first measure
- * the memory and then divide it. `used` is INT64_MAX after an overflow. */
+/* A piece of memory that flash_take() divides, from the start on. If base is NULL, the arena only adds up sizes. The
+ * same code can thus first measure the memory and then divide it. `used` is INT64_MAX after an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -317,7 +317,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Does what flash_drop() does, for one row and n keys from key j on, n <= FLASH_MASK_BLOCK. */
+/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, as flash_drop() does, but for one row and n
+ * keys from key j on, n <= FLASH_MASK_BLOCK. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* Returns a tile's rows of a tensor with axes like q's, as one matrix with a row stride. If the tile has one head, the
@@ -356,8 +357,8 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
 }
 
-/* Asserts that the code that divides a thread's scratch took no more than there is. Call it after the last
- * flash_take(). */
+/* Asserts that the code that divides a thread's scratch took no more bytes than the scratch memory has. Call it after
+ * the last flash_take(). */
 static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
 {
     assert(arena->base == NULL || arena->used <= f->scratch_bytes);
@@ -371,8 +372,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
  * q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* Do what pack_b() or pack_at() of simd.h does, with 0 in place of NaN and infinity. They return enum flash_values.
- * `scratch` has FLASH_UNIT * cols floats. */
+/* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
+ * and infinity. Both return enum flash_values. `scratch` has FLASH_UNIT * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,

@@ -75,7 +75,7 @@ struct pool {
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads: those that pool_open() started, and the caller */
+    int threads;  /* number of threads that compute: those that pool_open() started, and one that calls pool_run() */
     void (*idle)(void);
     struct worker *workers;
 };
@@ -321,7 +321,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* every item has been taken by some thread */
+    /* threads have taken all items of the loop */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
     /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits

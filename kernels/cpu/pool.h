@@ -26,8 +26,8 @@
 
 struct pool;
 
-/* Computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to pool_threads() - 1, which
- * two threads in one loop never share. */
+/* A function that computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to
+ * pool_threads() - 1, which two threads in one loop never share. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread
@@ -40,7 +40,7 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the pool_part that this thread began before this one and has not ended; NULL: none */
+    struct pool_part *outer; /* the pool_part that the same thread began earlier and has not ended; NULL: none */
     /* pointer that stands for the owner (client of the pool); it is only compared with other pointers and never
      * followed */
     const void *owner;

@@ -142,7 +142,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* 3/2 total_k is an upper bound on the number of spans (runs of keys) of all sequences, times SPLIT_KEYS */
+    /* the number of spans (runs of keys) of all sequences is at most 3/2 total_k / SPLIT_KEYS */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -184,7 +184,7 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
  * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
+ * Dv to multiples of 32. If the padding would cost more time than the faster products save, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
@@ -289,7 +289,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than its numbers */
+        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than the numbers of the row */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);

@@ -53,7 +53,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    /* turns infinite products into NaN, which later steps pass on until flash_exact_mend_scores() replaces it */
+    /* turns infinite products into NaN, which later steps pass on until flash_exact_mend_scores() replaces the NaN */
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&

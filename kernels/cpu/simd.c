@@ -67,7 +67,8 @@ static int preferred(int level)
     return level == 3 && tiles ? 2 : level;
 }
 
-/* The tables bf16 and amx: avx512 with more compute types. assemble() fills them in before the first use. */
+/* The tables bf16 and amx have the functions of the table avx512 and additional compute types. assemble() fills them in
+ * before the first use. */
 static struct simd with_bf16, with_amx;
 static struct simd_type amx_type, half_type, single_type;
 

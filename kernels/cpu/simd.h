@@ -1,7 +1,7 @@
 /* simd.h: the vector layer of the CPU backend. Small packed matrix products, softmax steps, exp2, conversions.
  *
  * The algorithms (forward.c, backward.c, decode.c) are written once, against the table below. There is one table for
- * each instruction set, filled in by its file. simd_get() chooses the best table that this processor runs:
+ * each instruction set, filled in by a file of its own. simd_get() chooses the best table that this processor runs:
  *
  *     name      file             f32 products     bf16 products
  *     portable  simd_portable.c  plain C          none: bf16 inputs are computed as f32
@@ -211,7 +211,8 @@ struct simd {
      * Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
-    /* Decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds their speed.
+    /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds
+     * the speed of both functions.
      *
      *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q is [nq][ldq] in f32
      *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] may be NaN */
@@ -316,9 +317,9 @@ static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* Return the distance between rows of an A operand, and between panels of a B operand. Where elements have parts
- * (simd_split.h), the parts follow each other in a row or panel: part p of the element at x is at x + p * ld /
- * parts. */
+/* simd_lda() returns the distance between rows of an A operand, and simd_ldb() the distance between panels of a B
+ * operand. Where elements have parts (simd_split.h), the parts follow each other in a row or panel: part p of the
+ * element at x is at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -328,8 +329,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns those of a B operand of n columns
- * with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
+/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns the bytes of a B operand of n
+ * columns with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -24,7 +24,7 @@
 
 enum { TILE = 16, K_STEP = 32, K_BLOCK = 128 };
 
-/* Constants of <asm/prctl.h>, written out because older systems do not define them. */
+/* Constants of <asm/prctl.h>, written out because the headers of old systems lack them. */
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
 bool simd_amx_permit(void)
@@ -85,7 +85,8 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
 
 /* Computes one panel (32 columns) of 16 rows of C, or of 32 rows with `two`. C must have memory for all 32 columns.
  * With two parts, all four products of a part of A and a part of B are added. With three parts, products of part a of A
- * and part b of B are added only if a + b < 3, because the others are too small to matter (simd_split.h). */
+ * and part b of B are added only if a + b < 3, because the products of other parts are too small to matter
+ * (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)

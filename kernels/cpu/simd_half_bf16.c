@@ -1,5 +1,5 @@
-/* simd_half_bf16.c: the compute type "half", which stores float16 as two bf16 parts (simd_split.h). simd_amx.c has its
- * product. */
+/* simd_half_bf16.c: the compute type "half", which stores float16 as two bf16 parts (simd_split.h). The product of this
+ * type is in simd_amx.c. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)

@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x there is infinite, NaN, or SIMD_TAME or
- * more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if the number of x in that lane is infinite,
+ * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */
@@ -494,8 +494,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Does the work of close() (the end of a row: 1 / l, and lse from m and l) for n <= V_LANES rows. The result is NaN in
- * the lanes of rows for which close() must return false. */
+/* Ends n <= V_LANES rows as close() does: computes 1 / l, and lse from m and l. The result is NaN in the lanes of rows
+ * for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);

@@ -58,8 +58,8 @@ static inline uint16_t simd_to_f16(float x)
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
     /* float16 rounds numbers of 65520 and more to infinity */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-    /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds it to such a multiple, which
-     * the low bits of the sum then hold. */
+    /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds the number to a multiple of
+     * 2^-24, and the low bits of the sum then count these multiples. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
@@ -79,8 +79,8 @@ static inline uint8_t simd_to_e4m3(float x)
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
     /* infinity and numbers of 448 and more become 448, the largest e4m3 number */
     if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e);
-    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
-     * low bits of the sum then hold. */
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds the number to a multiple of
+     * 2^-9, and the low bits of the sum then count these multiples. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
     return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);

@@ -164,8 +164,8 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
                                              20);
-    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
-     * low bits of the sum then hold. */
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds the number to a multiple of
+     * 2^-9, and the low bits of the sum then count these multiples. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
     const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);

@@ -356,7 +356,8 @@ static struct block *new_block(size_t bytes)
     b->bytes = bytes;
     b->memory = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (b->memory) {
-        /* NaN in every floating dtype: a read of memory that was never written shows in the results */
+        /* These bytes are NaN in every floating dtype, so a read of memory that was never written shows in the
+         * results. */
         memset(b->memory, 0xff, bytes);
         return b;
     }

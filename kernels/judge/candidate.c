@@ -216,8 +216,9 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns, as bits, the wrong tensors other than lse of whose error the single mistake removes most. Returns 0 if the
- * mistake makes the error of any wrong tensor larger. The caller's kernel may have further mistakes. */
+/* Returns, as bits, the wrong tensors (lse is left out) whose error is for the most part explained by the single
+ * mistake. Returns 0 if the mistake makes the error of any wrong tensor larger. The caller's kernel may have further
+ * mistakes. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -101,7 +101,8 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
-/* Adds the sink to the maximum and the sum of each row, as a kernel does that adds it after the last tile of keys. */
+/* Adds the sink to the maximum and the sum of each row, as a kernel does that counts the sink after the last tile of
+ * keys. */
 static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
 {
     for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
@@ -188,7 +189,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Does the work of compute_times_keys() or compute_add_to_keys() with rounded factors and with sums in float32. */
+/* Multiplies matrices as compute_times_keys() or compute_add_to_keys() does, but rounds the factors, and computes sums
+ * in float32. */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
@@ -216,7 +218,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    /* rounds lse as kernels do, whose backward reads lse as a float32 in base 2 */
+    /* rounds lse as those kernels do whose backward reads lse as a float32 in base 2 */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

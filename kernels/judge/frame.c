@@ -100,7 +100,7 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    /* among a head's tiles, the share of its first and last tile */
+    /* the share of the first and the last tile in all tiles of a head */
     const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;

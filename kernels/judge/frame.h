@@ -9,13 +9,13 @@
 /* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
-    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line that of its
-     * sequence's first key */
+    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line is the index of the
+     * first key of the tile's sequence */
     int64_t row, line;
 };
 
-/* Address and strides of a caller's tensor: element (b, h, row, column) is at b * batch + h * head + row * row +
- * column. */
+/* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b is at b * batch
+ * + h * head + i * row + j * column. */
 struct reading {
     const void *data; /* NULL: the caller did not give the tensor */
     attn_dtype dtype;
@@ -58,9 +58,9 @@ struct truth {
     double *dbias, *dsinks, *dslopes;
 };
 
-/* Number of results, and the order in which arrays [FRAME_TENSORS] have them: first out, lse and dq, which have a row
- * for each query; from FRAME_ROW_TENSORS on dk and dv, which have a row for each key; from FRAME_KEY_TENSORS on dbias,
- * dsinks and dalibi_slopes, which are sums over rows. */
+/* An array [FRAME_TENSORS] has one entry for each result, in this order: out, lse and dq, which have a row for each
+ * query; from index FRAME_ROW_TENSORS on dk and dv, which have a row for each key; from index FRAME_KEY_TENSORS on
+ * dbias, dsinks and dalibi_slopes, which are sums over rows. */
 enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 

@@ -70,8 +70,8 @@ static int best_left(const struct judge *j, const int *list, int count)
     return best;
 }
 
-/* Returns the index of the single mistake that removes most of the error, where nothing explains all of it; -1:
- * none. */
+/* Call this function if no candidate explains the whole error. Returns the index of the single mistake that explains
+ * the largest part of the error; -1: none explains a part. */
 static int best_part(const struct judge *j)
 {
     int best = -1;

@@ -175,8 +175,8 @@ bool candidate_is_complete(const struct judge *j);
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns, as bits, the tensors of whose error a candidate of one mistake removes most. 0: the mistake is not among the
- * causes of the error. */
+/* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
+ * mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory

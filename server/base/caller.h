@@ -2,8 +2,8 @@
  *
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
  * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
- * rest stays free for the other tokens. The file that keeps a bound also keeps the tenants' counts for it here, under
- * its own lock.
+ * rest stays free for the other tokens. A count in the account says how much of one bound the tenant uses. The file
+ * that enforces this bound changes the count under a lock of its own.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
@@ -27,7 +27,8 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* slots of the queue that the tenant's requests occupy, by stage; kept by queue.c, but not for CALLER_EVERYBODY */
+    /* slots of the queue that the tenant's requests occupy, by stage; queue.c counts them, but not for CALLER_EVERYBODY
+     * (clients without a token) */
     _Atomic int places[CALLER_PLACES];
     /* staging memory that the tenant's requests have leased, in bytes; kept by staging.c under its lock */
     int64_t staging_bytes;

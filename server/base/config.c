@@ -141,7 +141,7 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". Writes "" if there
+/* Writes a hint for an address that lacks a part or has a part too many: "; write 127.0.0.1:9000". Writes "" if there
  * is no hint. */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {

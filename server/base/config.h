@@ -43,7 +43,8 @@ struct config {
     /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
      * lost */
     int64_t watchdog_ms;
-    /* the token file, the TLS certificate, its key, and the origin that CORS allows; NULL: the option is not given */
+    /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
+     * not given */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
     /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */

@@ -1,5 +1,5 @@
 /* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. The deadlines are
- * embedded in other structs, and a binary heap holds pointers to them. Only the event loop's thread uses it. */
+ * embedded in other structs, and a binary heap holds pointers to them. Only the event loop's thread uses the heap. */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 

@@ -48,8 +48,8 @@ struct flow *flow_new(const char *name);
 struct flow *flow_hold(struct flow *flow); /* `flow` may be NULL */
 void flow_release(struct flow *flow);      /* does nothing if `flow` is NULL */
 
-/* Charges `ns` nanoseconds of work to the flow, and adds them to the totals in /metrics. `flow` may be NULL: only
- * /metrics counts them in that case. Any thread may call this. */
+/* Charges `ns` nanoseconds of work to the flow, and adds this time to the totals in /metrics. If `flow` is NULL, the
+ * time is only added to the totals. Any thread may call this. */
 void flow_charge(struct flow *flow, enum flow_work work, int64_t ns);
 
 #endif

@@ -272,8 +272,8 @@ enum {
  * transactions only if all of them become one problem (MERGE_BYTES). In a batch of several problems, all members
  * would wait for the longest one. */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with at least this many bytes of memory has room for the scratch memory of any small job, so small jobs are
- * not checked for it. */
+/* A device with at least this many bytes of memory has room for the scratch memory of any small job, so the server does
+ * not check whether a small job fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
 /* A problem that is expected to take PREPARE_CLOSER_S seconds or more is looked at more closely. The problem's
@@ -365,7 +365,7 @@ enum {
     /* a thread polls for at most this long; after a longer wait, a small delay in noticing the end does not matter */
     NAPS_NS = 2000000,
     /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
-     * polling would take time from the others. */
+     * polling would take processor time from the other threads. */
     NAPS_MOST = 4,
 };
 
@@ -418,7 +418,7 @@ enum {
     /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
      * need */
     METRICS_PAGE_BYTES = 64 << 20,
-    /* largest number of series (sets of label values) of one metric; later ones count as "other" */
+    /* largest number of series (sets of label values) of one metric; the values of later series count as "other" */
     METRICS_MAX_SERIES = 192,
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
@@ -461,7 +461,8 @@ enum {
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
      * stream of lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; if there are more events than this, some share a counter */
+    /* number of counters that limit repeated log lines; if there are more events than this, some events share a
+     * counter */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,

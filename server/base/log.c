@@ -47,7 +47,7 @@ enum {
 static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
 static const char *const level_json[] = { "debug", "info", "warn", "error" };
 
-/* Counts how many lines of one event were written, and how many left out, in the current second. */
+/* The number of lines of one event that were written in the current second, and the number that were left out. */
 struct repeat {
     char event[EVENT_BYTES];
     enum log_level level;

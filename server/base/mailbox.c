@@ -6,7 +6,7 @@
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. A post wakes the loop only if the list was empty. Under load that saves a system call for each other post. */
+ * 2. A post wakes the loop only if the list was empty. All other posts save a system call. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>

@@ -34,8 +34,8 @@ struct staging_block {
     int size_class;
     int core;    /* the core on which the block was last released */
     bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for it
-     * since */
+    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for the
+     * block yet */
     bool ahead;
     /* the account to which a leased block is charged; the block's owner holds a reference to the account; NULL: no
      * account */

@@ -184,9 +184,9 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
  * wait: another step uses one of its caches, or an older step waits for one of them. A caller that tries all waiting
- * steps, from the oldest on, numbers each of these rounds and passes the number as `scan`. `scan` is 0 if no step
- * waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's share),
- * FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
+ * steps, from the oldest on, passes in `scan` a number that is new whenever it begins again at the oldest. `scan` is 0
+ * if no step waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's
+ * share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
  * called for many waiting steps. */

@@ -60,7 +60,8 @@ struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
     struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
-    /* first characters of all ids that this process makes; an id that begins with others is from another process */
+    /* first characters of all ids that this process makes; an id that begins with other characters is from another
+     * process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
@@ -110,7 +111,8 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 
 /* Returns the cache with this id if the caller may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
-/* Does what cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with `what`. */
+/* Finds a cache as cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with
+ * `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */

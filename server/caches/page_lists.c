@@ -50,8 +50,9 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. The room grows by a half at a time, because most caches have few
- * pages. */
+/* Makes room for `count` page numbers in the block. If there is less room, the block's memory grows to room for 1.5 *
+ * count + 8 numbers, at most PAGE_BLOCK. A block does not have its full size from the start, because most caches have
+ * few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -200,7 +201,7 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
 }
 
 /* Replaces a block that the list shares with other lists by a block of the list's own, with the first `count` pages of
- * the shared one. */
+ * the shared block. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

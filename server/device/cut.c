@@ -96,7 +96,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Size of the largest part. A smaller number of devices, with parts of at most this size, would end as early. */
+    /* Size of the largest part. If parts of this size give fewer devices work, the job is cut for these devices only,
+     * because further devices would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {

@@ -98,7 +98,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* The watchdog ignores the CPU: large problems may take minutes there, and the CPU cannot be lost. */
+    /* The watchdog ignores the CPU: large problems may take minutes on the CPU, and the CPU cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -198,7 +198,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        /* with a larger pool than the device's memory, no cache could ever be made */
+        /* a pool larger than the device's memory could never be allocated, so no cache could be made */
         if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,
@@ -269,7 +269,7 @@ const char *device_name(const struct device *device)
 }
 
 /* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices
- * have one backend, so memory that one of them pins serves all. */
+ * have one backend, so all devices can use memory that one device has pinned. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;

@@ -66,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
 /* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts; if one
  * part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
-/* Sets the times of a job that ran in the batch, for its answer. If a job has several parts, the times of the part that
- * took longest remain. */
+/* Sets the times of a job that ran in the batch, for its answer. A job with several parts keeps the times of the part
+ * that took longest. */
 void batch_note_times(const struct batch *batch, struct job *job);
 /* Counts the times of a job that ran, for the metrics. */
 void batch_observe_times(const struct job *job);
@@ -170,7 +170,8 @@ void cut_join_truths(struct job *job);
  * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
+/* Submits a batch of one late job: an HTTP thread has put the job on the device already, so the batch needs no free
+ * slot. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);

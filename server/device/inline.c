@@ -82,8 +82,8 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot with this core's number, or the next free one, because a thread that was interrupted on this
- * core may still have that slot. `only`: number of the only device that can compute the job, or -1. */
+/* Takes the inline slot with this core's number. If a thread that was interrupted on this core still has that slot,
+ * takes the next free slot. `only`: number of the only device that can compute the job, or -1. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;

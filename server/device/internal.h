@@ -209,7 +209,8 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
  * Sets leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* Makes the merged problem of a leader and its members, in newly allocated device memory. */
+/* Makes the merged problem of a leader (the job whose number names the problem) and the jobs that join it, in newly
+ * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
 /* Puts on the slot's stream the moves (copies by a kernel) of all jobs that are copied by moves: inputs to the device,
@@ -281,7 +282,7 @@ struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the batch that was added to the summary last */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest of the summarised batches began */
+    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest (see struct guest_others) must still wait if its work is expected to take

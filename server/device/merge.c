@@ -106,8 +106,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader and its members. Its tensors have no addresses yet, except those in the pool
- * of pages. */
+/* Returns the merged problem of a leader (the job whose number names the problem) and the jobs that join it. The merged
+ * tensors have no addresses yet, except tensors in the pool of pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -139,7 +139,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's jobs. Each job then runs as a problem of its own, with device memory of its own. */
+/* Undoes a merge: separates the jobs that were merged with the job `leader`. Each job then runs as a problem of its
+ * own, with device memory of its own. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {

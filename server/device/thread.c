@@ -232,7 +232,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
 }
 
 /* Puts the next problems of the batch, or the next steps of one problem, on the stream. After the last problem, also
- * puts the work there that follows the kernels. */
+ * puts the work that follows the kernels on the stream. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -443,7 +443,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Does what launch() does, except that after an error no work is on the stream and no memory is allocated. */
+/* Puts work of the batch on the stream as launch() does, but after an error no work is on the stream and no memory is
+ * allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -566,8 +567,8 @@ static bool ends_soon(const struct device_thread *thread)
 }
 
 /* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
- * time from which the batch may. *flow_has becomes the number of batches of its flow (client) on slots. Call this with
- * the lock held. */
+ * time from which the batch may go. *flow_has becomes the number of batches on slots that have the same flow (client)
+ * as the batch. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -599,7 +600,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* `message` is the first member of struct batch */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;

@@ -26,7 +26,7 @@ static struct job *job_of(const struct slot *slot)
     return batch_job(slot->batch, 0);
 }
 
-/* Returns the part of a cut job that runs in the slot, or NULL if the whole job runs there. */
+/* Returns the part of a cut job that runs in the slot, or NULL if the slot runs a whole job. */
 static struct job_part *cut_part_of(const struct slot *slot)
 {
     struct job_part *const part = slot->batch->parts[0];
@@ -83,7 +83,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* the exact results of a part are not larger than those of the whole item */
+    /* the exact results of a part take no more memory than the exact results of the whole item */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }
@@ -130,7 +130,7 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts the work on the stream that follows the last item's truth: the distances, or the truth of a check, go to the
+/* Puts on the stream the work that follows the last item's truth: the distances, or the truth of a check, go to the
  * host. */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {

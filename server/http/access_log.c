@@ -48,8 +48,8 @@ static proto_error refusal_of(const struct request *request, int status)
 enum {
     /* A run of more hexadecimal digits than this may be a secret id. */
     SECRET_DIGITS = 16,
-    /* Number of hexadecimal digits that the log shows of a secret id. They tell ids apart, and the other 28 digits
-     * of a cache's id stay secret. */
+    /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
+     * digits of a cache's id stay secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
@@ -156,7 +156,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, and only answers are counted elsewhere, so the request is counted here */
+    /* the request ended without an answer: requests with an answer were counted when the answer was queued */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -147,7 +147,7 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* false if a context (a saved forward) also holds the job: its memory must then stay unchanged */
+    /* false if a context (a saved forward) also holds the job: the job's memory must then stay unchanged */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
@@ -257,7 +257,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* fills contexts (saved forwards) first, because the answer may overwrite the memory that they read */
+        /* first fills contexts (saved forwards): a context holds a reference to the job, so that the answer does not
+         * overwrite the memory of the job */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);

@@ -24,8 +24,8 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* waits until the end of the answer has been delivered */
-    /* drops what the client still sends until it closes, or a limit is reached, even if the answer is delivered
-     * before */
+    /* drops what the client sends until the client closes its side or a limit is reached, even if the answer is
+     * delivered earlier */
     LINGER_DROP,
     /* waits until the answer is delivered, for a socket that was also shut down for reading (see reset_on_close()) */
     LINGER_CUT,

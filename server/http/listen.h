@@ -52,7 +52,7 @@ void listener_hide(struct listener *listener);
 /* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still
  * takes new clients afterwards, or the socket is a unix socket, this function stops the listener at once. */
 void listener_retire(struct listener *listener);
-/* True while the listener is retired but a handshake that had begun before may still be incomplete. */
+/* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);
 /* Accepts the connections in the backlog, then stops the listener. */
 void listener_stop(struct listener *listener);

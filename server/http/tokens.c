@@ -50,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token its account: the account of an equal token further up in the list or in the list that was read
- * before, otherwise a new account. Returns false when out of memory. */
+/* Gives every token an account. If an equal token is further up in the list, or was in the list that was read before,
+ * both have one account. Otherwise the token gets a new account. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {

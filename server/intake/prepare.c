@@ -86,7 +86,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Makes the context (saved forward) of a problem that was refused available again. */
+/* Lets a later backward take a context (saved forward) again, because the problem that had taken the context was
+ * refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;

@@ -105,7 +105,7 @@ struct region_use {
     struct region *region; /* the region, to which the use holds a reference */
     attn_tensor_id id;
     bool output;
-    int index;      /* index of the tensor in the body's inputs or outputs, for the pointer of an error */
+    int index;      /* index of the tensor in the body's inputs or outputs, which an error's pointer names */
     int64_t offset; /* offset of the tensor in the region's object, in bytes */
     int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;   /* number of bytes copied so far */

@@ -288,9 +288,9 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
- * is tested first. (If a client truncates its object between the two calls, pwrite() makes the object longer again, by
- * one piece at most.) */
+/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so the
+ * object's size is tested first. (If a client truncates its object between the two calls, pwrite() makes the object
+ * longer again, by one piece at most.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

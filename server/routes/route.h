@@ -89,8 +89,8 @@ struct route {
     bool model;
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
     bool hidden;
-    /* The option with which the server offers the route. Without that option, the OpenAPI document leaves the route out
-     * too. */
+    /* The option with which the server offers the route. Without that option, the route is missing on the server and in
+     * the OpenAPI document. */
     enum route_shm shm;
 
     /* For a route with tensors: the formats of the body, and the operation. The body may have up to --max-body-bytes.
@@ -101,7 +101,8 @@ struct route {
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
     /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
-     * is no memory for the answer, the client gets 503. With false, the connection is then closed without an answer. */
+     * is no memory for the answer, the client gets 503. False: if there is no memory for the answer, the connection is
+     * closed without an answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). The handler

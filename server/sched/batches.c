@@ -58,7 +58,8 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last scan of waiting transactions was cut short: older ones have not been examined yet and come first */
+    /* the last scan of waiting transactions was cut short: older transactions have not been examined yet and come
+     * first */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -92,7 +93,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* an earlier batch of the job, which failed, may have set `follows` */
+        job->follows = false; /* `follows` may still be set from an earlier batch of the job, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -380,7 +381,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* the answer reports the whole time for which the job waited, so the time of its first arrival stays */
+    /* the answer reports the whole time for which the job waited, so the job keeps the time of its first arrival */
     job->queued_ns = queued_ns;
     return true;
 }

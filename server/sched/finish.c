@@ -192,7 +192,7 @@ static bool measure_step(struct finishing *finishing)
 
 static void run_piece(struct piece *piece)
 {
-    struct finishing *finishing = (struct finishing *)piece; /* `piece` is the first member of struct finishing */
+    struct finishing *finishing = (struct finishing *)piece; /* a valid cast: `piece` is the struct's first member */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do
@@ -204,7 +204,7 @@ static void run_piece(struct piece *piece)
 static void sum_piece(struct piece *piece)
 {
     enum { STEP = 1 << 16 };
-    struct summing *const summing = (struct summing *)piece; /* `piece` is the first member of struct summing */
+    struct summing *const summing = (struct summing *)piece; /* a valid cast: `piece` is the struct's first member */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do {

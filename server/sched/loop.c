@@ -75,7 +75,7 @@ struct checking {
 
 static void check_work(struct piece *piece)
 {
-    struct checking *checking = (struct checking *)piece; /* `piece` is the first member of struct checking */
+    struct checking *checking = (struct checking *)piece; /* a valid cast: `piece` is the struct's first member */
     request_set_role(ROLE_DEVICE);
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }

@@ -31,7 +31,7 @@ struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread owns the request from now on */
     void (*resume)(struct request *request);
-    /* returns the number of open connections; during a drain it adds the listeners that may still accept connections */
+    /* returns the number of open connections; during a drain, listeners that may still accept connections count too */
     int (*connections)(void *context);
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
     void (*reload)(void *context); /* does what the signal SIGHUP requests: reads the tokens again */

@@ -20,7 +20,7 @@ struct piece {
     struct flow *flow;
     enum flow_work work;
     void (*run)(struct piece *piece);   /* does the work; called on one of libuv's threads */
-    void (*after)(struct piece *piece); /* called by the loop after run(); it may add the piece again, or free it */
+    void (*after)(struct piece *piece); /* called by the loop after run(); may add the piece again or free the piece */
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;

@@ -143,7 +143,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* contexts (saved forwards) can be taken again; their memory stays leased as long as a device may read it */
+    /* contexts (saved forwards) can be taken again; a device may still read their memory, which stays leased */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
@@ -167,7 +167,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct hangup_watch *watch = (struct hangup_watch *)poll; /* `poll` is the first member of struct hangup_watch */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* a valid cast: `poll` is the struct's first member */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;

@@ -54,16 +54,16 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts (saved forwards), and those of callers that is_known() rejects, since no one could use them. A
- * context that a backward is using stays. */
+/* Ends expired contexts (saved forwards), and contexts of callers that is_known() rejects, because nobody could use
+ * these contexts. A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of staging memory that contexts keep leased */
 /* writes the number of contexts in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
-/* Makes the contexts (saved forwards) of all items of the job that succeeded available. Each holds the job, whose
- * kernels have run. */
+/* Calls contexts_fill() for the contexts (saved forwards) of all items of the job that succeeded. Each of these
+ * contexts then holds a reference to the job. The job's kernels must have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts (saved forwards). The owner of the job's request calls this when the outcome is known.
  * `answered`: the kernels ran, and the client will get the results. In this case, for each problem without an error,

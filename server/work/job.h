@@ -93,7 +93,7 @@ struct job_part {
     bool ran;           /* true: the kernels ran and did not fail */
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
-    const char *kernel; /* for a part of a cut job: the name of the kernel */
+    const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
      * results, and the differences that it found */
     bool truth_known;
@@ -123,8 +123,8 @@ struct job {
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items that a device computes */
-    /* bytes of the tensors of the items that a device computes, and of the keys and values that they read in pages
-     * (attn_cost) */
+    /* bytes of the tensors of the items that a device computes, and of the keys and values that these items read in
+     * pages (attn_cost) */
     double bytes;
     /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
     double seconds;

@@ -107,7 +107,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
-/* Returns the job's flow (client). All jobs without a flow share one. */
+/* Returns the job's flow (client). All jobs without a flow share the queue's flow `nobody`. */
 static struct flow *flow_of(struct queue *queue, const struct job *job)
 {
     return job->flow ? job->flow : &queue->nobody;

@@ -24,12 +24,13 @@ struct queue {
     /* Only the loop's thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* list of all waiting jobs, linked by in_queue, in order of arrival except for priority */
+    /* list of all waiting jobs, linked by in_queue: in order of arrival, but an urgent job may stand before less urgent
+     * jobs of its caller */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow of all jobs that have no flow of their own */
+    struct flow nobody; /* the flow (share of device time) of all jobs for which no other flow is set */
     int64_t virtual_ns; /* virtual time (queue.c) of the flow that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
@@ -63,8 +64,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch that begins with this job may leave now.
- * NULL: any batch may leave. */
+/* The device for which a batch is taken. has_room() tells whether a batch that begins with the job `job` may leave for
+ * the device now. If has_room is NULL, any batch may leave. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);

@@ -263,7 +263,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     attn_status status = ATTN_OK;
     *wait = false;
     /* A transaction that has waited usually cannot begin yet, so caches_ask() tests this before memory is leased. A new
-     * transaction usually can begin, so it is not tested. */
+     * transaction usually can begin, so caches_ask() is not called for it. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
