@@ -35,7 +35,7 @@ enum {
 };
 
 /* For each table of simd.h: a number of operations per second that no thread reaches. It is three times the speed of
- * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"), and for arm64 three times the peak of
+ * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"), and for arm64 three times the peak of
  * four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which takes half a
  * cycle per score on the widest vectors. */
 static const struct {

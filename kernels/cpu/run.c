@@ -21,7 +21,7 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU ladder"). All are multiples of FLASH_UNIT. A
+/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {

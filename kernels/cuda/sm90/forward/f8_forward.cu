@@ -51,7 +51,7 @@ typedef __nv_bfloat16 bf16;
 
 /* A promotion adds O to float sums in shared memory, because a sum of products loses accuracy with each key (up to
  * 2^-13 of itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED:
- * the most keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 ladder: changes 22,
+ * the most keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22,
  * 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
@@ -288,7 +288,7 @@ DEVICE float high_bf16(uint32_t pair)
  * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
  * same parts here, their quotient, out, loses less. How much l loses depends on the number by which P is multiplied.
  * The mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the
- * float8 ladder, change 25). */
+ * float8 forward, change 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
