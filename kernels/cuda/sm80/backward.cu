@@ -35,12 +35,12 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* defined in forward.cu */
+/* This function is defined in forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
-/* Tile sizes for head dims up to D: a block has BN keys, and one warp for each 16 keys. */
+/* Tile sizes for head sizes up to D: a thread block computes BN keys, and has one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -62,14 +62,15 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
-    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: a row is a key, a column a query */
+    /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
+    alignas(1024) uint16_t dS[tile<D>::BN * BM];
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes 16 of the tile's 64
- * queries and some of the columns, at most 64 columns at a time. */
+/* Adds dQ = dS K over the block's keys to the float32 sums of dQ of a tile of queries. Each warp computes 16 of the
+ * tile's 64 queries and some of the columns, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Loads the queries of round n of the block's loop: tile n % tiles of query head n / tiles of the group. */
+    /* Loads the queries of round n of the block's loop. A round is one tile of queries of one query head: tile n %
+     * tiles of query head n / tiles of the group. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
         }
         const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
 
-        /* Compute S^T = K Q^T and dP^T = V dO^T. */
+        /* Compute the scores S^T = K Q^T, and the gradient of the probabilities, dP^T = V dO^T. */
         float S[NT][4] = {}, dP[NT][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
@@ -185,7 +187,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                           lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-            /* Turn S^T into P = exp(S - lse), and dP^T into dS = P (dP - delta). */
+            /* Turn the scores S^T into probabilities P = exp(S - lse), and dP^T into the gradient of the scores, dS = P
+             * (dP - delta). */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* Add dV += P^T dO and dK += dS^T Q. */
+        /* Add the gradients of this tile of queries: dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -256,14 +259,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* wait for the block's copies of K and V, in whose memory dK and dV are staged: the loop has not waited for them if
-     * no query sees the block's keys */
+    /* Wait for the block's copies of K and V, because dK and dV are about to be stored in the memory of K and V. The
+     * loop has not waited for these copies if no query sees the block's keys. */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV are staged, one after the other, in the memory of K and V, which has D floats for each row */
+        /* dK and dV go to global memory through the memory of K and V, one after the other; this memory has D floats
+         * for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -391,7 +395,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         if (SCORE_MODS) __syncwarp();
 
-            /* Add dQ += dS K. */
+            /* Add the part of dQ that comes from this tile of keys: dQ += dS K. */
 #pragma unroll
         for (int kk = 0; kk < BN / 16; kk++) {
             uint32_t as[4];
@@ -405,16 +409,16 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* wait for the block's copies of Q and dO, in whose memory dQ is staged: the loop has not waited for them if the
-     * block's queries see no key */
+    /* Wait for the block's copies of Q and dO, because dQ is about to be stored in the memory of Q and dO. The loop has
+     * not waited for these copies if the block's queries see no key. */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ is staged in the memory of Q and dO, which has D floats for each row */
+    /* dQ goes to global memory through the memory of Q and dO, which has D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -431,9 +435,9 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Sizes in bytes of the parts of the workspace, in their order: saved_floats(); row_values of the query tiles; float32
- * sums of dQ; workspace of option_gradients(); and, where out and lse are not given, out and lse of the forward that
- * computes them. */
+/* Sizes in bytes of the parts of the workspace (scratch memory), in their order: saved_floats(); row_values of the
+ * query tiles; float32 sums of dQ; workspace of option_gradients(); and, if out and lse are not given, out and lse of
+ * the forward that computes them. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };
@@ -478,7 +482,8 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* The least shared memory, in bytes, with which dkdv_wide can run: it then has one tile of dS instead of two. */
+/* The smallest shared memory, in bytes, with which the kernel dkdv_wide can run: it then has one tile of dS instead of
+ * two. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -544,8 +549,8 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Functions that launch prepare() and finish(), the kernels before and after the main kernel, by head dims and
- * dtype. */
+/* Functions that launch prepare() and finish(), the kernels before and after the main kernel, by head size and dtype.
+ * */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -557,7 +562,8 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* [0]: bfloat16, [1]: float16 */
+    /* prepare[0] is for bfloat16, prepare[1] for float16 */
+    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };
 template <int D> constexpr steps_row steps_of()

@@ -38,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Computes both parts, lse and rest, of each lse of a tile that is huge. The function finds its tile again, so that
- * prepare() keeps no registers for the tile's place. */
+/* Computes both parts (lse and rest) of each lse of a tile that is too large for one float32. The function determines
+ * again which tile the block has, so that prepare() need not keep this in registers. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -54,14 +54,15 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the float32 sums of dQ.
- * One block computes one query tile of one head. The launch bound lets eight blocks, and not six, fit on a
+/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and sets the float32 sums of dQ to
+ * zero. One block computes one query tile of one head. The launch bound lets eight blocks, and not six, run on a
  * multiprocessor, because reading needs many loads in flight. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: threads that share a row; STEP: rows that the block of 128 threads processes at a time */
+    /* LANES: number of threads that share a row; STEP: number of rows that the 128 threads of the block process at a
+     * time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* at the end each thread writes lse of one row; it loads that lse now */
+    const int mine = threadIdx.x; /* at the end each thread writes the lse of one row; it loads this lse here */
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rare: some row of the tile has a huge lse, which is stored in two parts (see saved.rest) */
+    if (any_huge) { /* rare: some row of the tile has a huge lse, which is stored as two numbers (see saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -146,7 +147,7 @@ struct key_place {
     limits limit;
     int b, hk, j0;
     int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
-    int first, last; /* query tiles [first, last) see at least one of the block's keys */
+    int first, last; /* query tiles first to last - 1 see at least one of the block's keys */
 };
 
 /* Returns the block's keys. find_queries() sets the members that say which query tiles see these keys; the block calls
@@ -176,8 +177,8 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
     return place;
 }
 
-/* Finds the query tiles that see the block's keys. Query i sees keys [i + lo, i + hi), where lo and hi come from causal
- * and window (struct limits); key j is therefore seen by the queries i with j - hi < i <= j - lo. */
+/* Finds the query tiles that see the block's keys. Query i sees keys i + lo to i + hi - 1, where lo and hi come from
+ * causal and window (struct limits); key j is therefore seen by the queries i with j - hi < i <= j - lo. */
 template <int BN> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
@@ -186,7 +187,7 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Stages a warp's accumulators (blocks of 16 x 8) at `memory`, from which rows of the result are written (see
+/* Stores a warp's sums (blocks of 16 x 8) at `memory` in shared memory, from which rows of the result are written (see
  * tile.cuh). */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
@@ -201,7 +202,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Multiplies accumulators by `factor`. Returns whether every product is finite. */
+/* Multiplies all sums of a thread by `factor`. Returns whether every product is finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -212,7 +213,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                /* if the product is not finite, 0 times the product is NaN, and so is `zero` */
+                /* `zero` becomes NaN if the product is not finite, because 0 times infinity or NaN is NaN */
                 zero = fmaf(c[mt][nt][e], 0, zero);
             }
     return zero == 0;
@@ -239,8 +240,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: number that it loads at
-                   * a time */
+                  /* EACH: number of blocks of 16 queries x 8 channels (columns of dQ) that a warp loads; CHUNK: number
+                   * that it loads at a time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* number of the block of 16 x 8 sums to load, in the order of fragment_at() */
+                /* number of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* The tile's place is computed again, because registers are too scarce to keep it. */
+    if (poisoned) { /* Which tile the block has is computed again, because registers are too scarce to keep it. */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

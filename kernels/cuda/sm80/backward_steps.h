@@ -14,11 +14,11 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* number of queries of one tile; a tile's row_values are contiguous, and so are its sums of dQ */
+/* Number of queries of one tile. The row_values of a tile are contiguous, and so are its sums of dQ. */
 enum { QUERY_TILE = 64 };
 
-/* Values of each row (query) of a query tile: delta, and lse in base 2. Where a row does not exist or sees no key, lse
- * is +inf, which makes P 0. */
+/* Values of each row (query) of a query tile: delta, and lse in base 2. If a row does not exist or sees no key, its lse
+ * is +inf, which makes its probabilities 0. */
 struct row_values {
     float lse2[QUERY_TILE], delta[QUERY_TILE];
 };
@@ -40,16 +40,16 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
     return (a.g.dims.packed ? h * tiles + s.q_start / QUERY_TILE + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* Returns the position of query q, channel d in the float32 sums of dQ of its query tile. The sums are blocks of 16
- * queries x 8 channels, stored as fragments: four floats per lane. The 32 x 32 sums of a warp are one piece of memory.
- * red_add_4() adds the four floats of a lane at once. GPUs without that instruction add one float per lane at a time,
- * which is fastest where a warp's addresses are contiguous. */
+/* Returns the position of query q, channel (column) d in the float32 sums of dQ of its query tile. The sums are blocks
+ * of 16 queries x 8 channels, in the order in which the lanes of a warp have them: four floats per lane. The 32 x 32
+ * sums of a warp are one piece of memory. red_add_4() adds the four floats of a lane at once. GPUs without that
+ * instruction add one float per lane at a time, which is fastest where a warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
 }
 
-/* Rounds a problem's head dims up to the size that kernels are compiled for: 64, 128 or 256. */
+/* Rounds the head sizes of a problem up to the size that kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
@@ -60,7 +60,7 @@ size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    float *gradients; /* workspace of option_gradients() */
+    float *gradients; /* scratch memory of option_gradients() */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

@@ -22,7 +22,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* in struct wide, QW: number of warps that share 32 keys; BLOCKS: blocks per multiprocessor */
+}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks per multiprocessor */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -34,12 +34,15 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t Q[2][BM * D];
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
-    alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: a row is a key, a column a query */
-    /* dS^T of the present tile of queries and, if shared memory has room for two tiles, of the previous tile */
+    /* P^T, the transposed probabilities: a row is a key, a column a query */
+    alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
+    /* dS^T (transposed gradient of the scores) of the present tile of queries and, if shared memory has room for two
+     * tiles, of the previous tile */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
-/* Writes a warp's 32 x 32 block of P^T or dS^T into a tile of BM columns in shared memory. */
+/* Writes a warp's 32 x 32 block of P^T (probabilities) or dS^T (gradient of the scores) into a tile of BM columns in
+ * shared memory. */
 template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
 {
 #pragma unroll
@@ -64,19 +67,19 @@ DEVICE void pair_barrier(int pair)
     }
 }
 
-/* Converts columns k .. k + 15 of a block in registers to A fragments. */
+/* Converts columns k .. k + 15 of a block in registers to the form of operand A of the next matrix product. */
 template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&c)[2][4][4], int k)
 {
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) to_operand<T>(f[mt], c[mt], k / 16);
 }
 
-/* Loads the fragments of step k of a product, for `count` blocks of 16 rows (or columns) of a tile, from number `from`
- * on. `how`: a_rows, a_columns, b_rows or b_columns of tile.cuh. */
+/* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile, from number
+ * `from` on. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* ds_stride: number of elements from one dS buffer to the other, or 0 where there is only one. */
+/* ds_stride: number of elements between the two buffers for dS, or 0 if there is only one buffer */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -87,8 +90,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: first of this warp's keys, counted in the block; part: number of the warp among the warps that share its
-     * keys */
+    /* key: number of the warp's first key in the block; part: number of the warp among the warps that share these keys
+     * */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
                                         /* a tile takes kilobytes of memory, so the number of tiles fits in 31 bits */
                                         0);
-    /* indices of the float32 sums of dQ of the query tiles n + 1, n and n - 1 */
+    /* where the float32 sums of dQ of the next, the present and the previous query tile begin */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
-            /* Compute dQ = dS K of query tile n - 1. */
+            /* Compute dQ = dS K of the previous query tile, n - 1. */
             if (dQ_now && n > 0 && w.sums) {
                 const int q = warp % 2 * 32, d = warp / 2 * 32;
                 const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
@@ -187,13 +190,13 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* test single pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
+            /* test single pairs only if causal, window or length hides some pair of the warp's 32 queries x 32 keys */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
             }
 
-            /* Turn S^T into P^T = exp(S^T - lse). */
+            /* Turn the scores S^T into probabilities P^T = exp(S - lse). */
 #pragma unroll
             for (int nt = 0; nt < 4; nt++) {
                 const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[q + nt * 8 + lane % 4 * 2];
@@ -205,7 +208,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
-            /* Compute dP^T = V dO^T and dS^T = P^T (dP^T - delta). */
+            /* Compute the gradient of the probabilities, dP^T = V dO^T, and that of the scores, dS^T = P^T (dP^T -
+             * delta). */
             product<T, D / 16>(
                 dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });
@@ -241,17 +245,18 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* The place of the block's keys is computed again, because registers are scarce in the loop. */
+    /* Which keys the block has is computed again, because registers are scarce in the loop. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* dK is staged in the memory of K and V, dV in that of Q and dO; each holds D floats for each row */
+    /* dK goes to global memory through the memory of K and V, and dV through that of Q and dO; each has D floats for
+     * each row */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

@@ -46,14 +46,14 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* defined in f32_forward.cu */
+/* This table row is defined in f32_forward.cu. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
 
 namespace {
 
-/* Tile sizes for head dims up to D: keys per block (one warp for each 16 keys), queries per tile, blocks per
+/* Tile sizes for head sizes up to D: keys per block (one warp for each 16 keys), queries per tile, blocks per
  * multiprocessor. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
@@ -73,18 +73,19 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* numbers in a row of dS in shared memory: eight pieces of 16 bytes, whatever BM (queries per tile) is */
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, whatever BM (queries per tile) is */
 enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* K is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
-     * halves. V, Q, dO and dS are such planes too. */
+    /* Each float32 number of K is stored as two float16 numbers, a high and a low half: first all high halves (plane
+     * hi), behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
+    /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
+    alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
     /* for each query of the tile: the argument `slack` of of_one_key() if the query sees only one key, else 0 */
     float one_key[BM];
@@ -102,7 +103,8 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* Returns how many tiles of BM queries see any of the BN keys from j0 on; `first` becomes the first of these tiles. */
+/* Returns how many tiles of BM queries see any of the BN keys from key j0 on; `first` becomes the first of these
+ * tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -189,9 +191,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* The rounds of a block. A round visits one tile of queries: first tiles [first, first + tiles) of query head h, then
- * the tiles of the same numbers of head h + 1, and so on. With options, a list says which rounds have a visible pair;
- * the block skips the other rounds. */
+/* A round of the block's loop visits one tile of queries: first the tiles first to first + tiles - 1 of query head h,
+ * then the tiles of the same numbers of head h + 1, and so on. With options, a list says which rounds have a visible
+ * pair; the block skips the other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -237,7 +239,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* the tile of V has the same number as the tile of K */
+    /* the tile of V has the same number as the tile of K of the block's keys */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -260,8 +262,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta of the tile's queries. Where a query does not exist or sees no key, lse is +inf,
-         * which makes P 0. */
+        /* Load lse in base 2 and delta of the tile's queries. If a query does not exist or sees no key, its lse is set
+         * to +inf, which makes its probabilities 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -275,7 +277,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* addresses of this lane's fragments: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
+    /* addresses of this lane's operands in shared memory: of K and V by rows; of Q and dO by rows for S and dP, by
+     * columns for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -295,7 +298,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* after this barrier the tile's queries have arrived, and no thread reads dS of the previous tile */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
-        /* Compute S^T = K Q^T. */
+        /* Compute the scores S^T = K Q^T. */
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
         opaque(k_at);
         opaque(q_at);
@@ -310,7 +313,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within float16's range. */
+        /* The probabilities are stored as P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within the
+         * range of float16. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -327,7 +331,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
-        /* Add dV += P^T dO. */
+        /* Add this tile's part of the gradient of V: dV += P^T dO. */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
             if (SCORE_MODS && a.drop_below) {
@@ -347,7 +351,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
 
         if (PARTS & DK) {
-            /* Compute dP^T = V dO^T. */
+            /* Compute the gradient of the probabilities, dP^T = V dO^T. */
             float rows_of_dP[1][NT][4], (&dP)[NT][4] = rows_of_dP[0];
             opaque(v_at);
             opaque(o_at);
@@ -376,14 +380,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* Add dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
+            /* Add this tile's part of the gradient of K, dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* after this barrier dS is complete, and no thread reads the tile's Q and dO */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads the tile's Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {

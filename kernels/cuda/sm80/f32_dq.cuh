@@ -16,8 +16,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* Returns the address of a query tile's float32 sums of dQ. They are stored as fragments (16 rows x 8 columns: [4][32
- * lanes]), row of fragments after row of fragments. */
+/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns in the order in
+ * which the lanes of a warp have them ([4][32 lanes]); the blocks of 16 rows follow each other. */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
@@ -74,7 +74,7 @@ DEVICE float of_one_key(float p, float slack)
     return p * slack >= unit && p <= unit * slack ? unit : p;
 }
 
-/* Returns an exponent e for which dS 2^e is at most about 2^14, where |dS| <= bound. */
+/* Returns an exponent e such that dS 2^e is at most about 2^14, which float16 can hold, if |dS| <= bound. */
 DEVICE int exponent_for(float bound)
 {
     const int E = (int)(__float_as_uint(bound) >> 23 & 255) - 127;
@@ -83,8 +83,8 @@ DEVICE int exponent_for(float bound)
 
 /* ---- dQ from the sums -------------------------------------------------------------------------------------------- */
 
-/* Returns whether some queries of the tile see a wide tile: a tile of float16 planes in which a row's numbers are all
- * too small for the tile's exponent (split.cuh). The whole block calls it. */
+/* Returns whether some queries of the tile see a wide tile. A tile of float16 planes is wide if the numbers of some row
+ * are all too small for the exponent of the tile (split.cuh). All threads of the block call this. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
@@ -94,8 +94,7 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the float32 sums, which are stored as fragments, and writes its rows. One block computes one query
- * tile of one head. */
+/* Computes dq from the float32 sums, and writes its rows. One block computes one query tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -249,7 +248,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             }
         if (SCORE_MODS) __syncwarp();
 
-        /* Add dQ += dS K. */
+        /* Add the part of dQ that comes from this tile of keys: dQ += dS K. */
         uint32_t ah[NT / 2][4], al[NT / 2][4];
         split_fragments<BN>(ah, al, S);
         opaque(k_columns_at);

@@ -18,8 +18,8 @@
 
 namespace {
 
-/* Tile sizes for head dims up to D: MT blocks of 16 rows per warp; BN keys per tile; numbers of warps per block and of
- * blocks per multiprocessor. */
+/* Tile sizes for head sizes up to D: a warp has MT blocks of 16 rows; a tile has BN keys; then the numbers of warps per
+ * block, and of blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -41,8 +41,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* Q is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
-     * halves. K and V are such planes too. */
+    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half: first all high halves (plane
+     * hi), behind them all low halves (plane lo). K and V are stored in the same way. */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -50,11 +50,11 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* P is 2^P_BITS times the probability, and l is the sum of P. P_UNIT is 2^-P_BITS. */
+/* P is stored as 2^P_BITS times the probability, and l is the sum of this P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns m rounded to a multiple of 1/16 (above 2^18, of a larger number). Adding P_BITS = 15 to a rounded maximum is
- * then exact. Huge maxima are not rounded: see in_base_2(). */
+/* Returns the maximum m of a row rounded to a multiple of 1/16 (above 2^18, of a larger number). Adding P_BITS = 15 to
+ * a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -65,9 +65,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits the block's rows of Q into planes hi and lo in shared memory. All BM rows are multiplied by one power of two,
- * 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide (has rows of small numbers,
- * split.cuh), score_bound is 16 times larger than it need be. */
+/* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
+ * multiplied by one power of two, 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide
+ * (has rows of small numbers, split.cuh), score_bound is 16 times larger than it need be. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -130,7 +130,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Adds up l over the row's lanes, and divides O by it. Returns whether all of O is finite. */
+/* Adds up l over the four lanes that share a row, and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: rows
- * that see only one key are copies of the key's row of v, bit by bit. */
+/* Stores ROWS rows of out, which lie in shared memory, from row `first` of the block's tile on. `copies`: rows that see
+ * only one key are copies of the key's row of v, bit by bit. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -203,16 +203,16 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) have keys that at least one row sees */
+    int last = (int)attn_tiles(seen.hi, BN); /* tiles first to last - 1 have keys that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
-    /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
+    /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
     /* numbers of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Loads tile j of K or V from the head's planes (hi and lo float16 parts). */
+    /* Loads tile j of K or V, which has been split into high and low float16 halves. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -223,13 +223,13 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
     /* true: the numbers of a tile differ too much in size for pairs of float16, so forward_row() computes all rows of
      * the block */
     bool wide = false;
 again:
-    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, and o_exponent is the smallest exponent
-     * of the tiles visited so far. */
+    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent, with an exponent of its own; o_exponent
+     * is the smallest exponent of the tiles visited so far. */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -270,7 +270,7 @@ again:
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
         float rescale[MT][2];
         if (active) {
-            float S[MT][NT][4]; /* scores: Q K^T */
+            float S[MT][NT][4]; /* the scores of this tile: Q K^T */
             opaque(q_at);
             opaque(k_at);
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
@@ -294,7 +294,7 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
         __syncthreads();
-        /* only plane hi of V is cleared, because lo is 0 already where hi is not finite */
+        /* only the high halves of V are cleared, because the low half of a number that is not finite is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
@@ -328,7 +328,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The tile's place is computed again instead of kept in registers through the loop. */
+    /* out = O / l, lse = m + ln l. Which tile the block has is computed again, and not kept in registers through the
+     * loop. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
@@ -352,8 +353,8 @@ again:
         store_parts<Shape>(a, x, q0, rows);
         return;
     }
-    /* Stage rows of out in the memory of Q, where rows of D floats just fit. A warp reads back only rows that it wrote.
-     * Piece c (eight floats) of row r lies at place c ^ (r % 8) of its row. */
+    /* Rows of out go to global memory through the memory of Q, where rows of D floats just fit. A warp reads back only
+     * rows that it wrote. Piece c (eight floats) of row r lies at place c ^ (r % 8) of its row. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -442,8 +443,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* Computes a.part_lse and a.part_rest of rows with huge scores in float32 problems, as forward_parts() in forward.cu
- * does for 16-bit numbers. */
+/* Computes both parts of the lse of rows with huge scores (a.part_lse and a.part_rest) in float32 problems, as
+ * forward_parts() in forward.cu does for 16-bit numbers. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

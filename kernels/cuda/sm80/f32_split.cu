@@ -13,12 +13,12 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile per block */
+    /* blocks first[n] to first[n + 1] - 1 on the x axis of the grid convert tensor n, one tile per block */
     unsigned first[MOST + 1];
 };
 
-/* Splits tiles of float32 into planes: two float16 parts, hi and lo. A lane holds D / 32 neighbouring columns of 16
- * rows. */
+/* Splits each float32 number of some tiles into two float16 numbers, a high and a low half (planes hi and lo). A lane
+ * has D / 32 neighbouring columns of 16 rows. */
 template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)

@@ -18,7 +18,7 @@
 
 #include "scores.cuh"
 
-/* Converts four float8 to float16: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. The conversion is exact. */
+/* Converts four float8 to float16, without rounding: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. */
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
@@ -36,7 +36,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Converts two float16 to T. Float8 can hold their values, so the conversion is exact. */
+/* Converts two float16 numbers to T without rounding: the numbers were float8, which T can hold. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -72,7 +72,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                /* neighbouring products add to different sums, so that no product waits for its neighbour */
+                /* neighbouring products add to different sums, so that no product waits for the one before it */
                 const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
@@ -109,8 +109,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* Like accumulate_float8(), for O^T of at most 8 rows. Accumulators 2 u have the even channels from 32 u on, and
- * accumulators 2 u + 1 the odd channels. */
+/* As accumulate_float8(), but for the transposed output O^T of at most 8 rows. Sums number 2 u have the even channels
+ * from 32 u on, and sums number 2 u + 1 the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {
@@ -130,7 +130,7 @@ DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4],
     }
 }
 
-/* Returns the lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3 (t: lane % 4). */
+/* Returns this lane's sums of channels 16 n + 4 t .. 16 n + 4 t + 3, where t is lane % 4. */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {
     return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);

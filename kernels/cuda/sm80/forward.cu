@@ -34,7 +34,7 @@
 
 namespace {
 
-/* Tile sizes for head dims up to D: BM queries, BN keys, warps per block, blocks per multiprocessor. */
+/* Tile sizes for head sizes up to D: BM queries, BN keys, warps per block, blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
@@ -63,7 +63,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* true if rows of D floats fit into the block's shared memory, where results are staged */
+/* true if rows of D floats fit into the block's shared memory, through which results go to global memory */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as its place is known, and the last tile of keys as soon as its number is known. */
+    /* Begin to load Q as soon as the block knows which rows it has, and the last tile of keys as soon as its number is
+     * known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees a key with number `end` or above */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* tiles [first, last) have keys that at least one row sees */
+    int last = (end + BN - 1) / BN; /* tiles first to last - 1 have keys that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     cp_async_commit();
     key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.Dv);
-    /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
+    /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
     head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
-    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -153,7 +154,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. The tile's place is computed again, because registers are scarce in the loop. */
+    /* out = O / l, lse = m + ln l. Which tile the block has is computed again, because registers are scarce in the
+     * loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -183,7 +185,8 @@ again:
                     /* The `if` and the `else` both test whether o is finite. The `else` takes fewer instructions, but
                      * for D above 64 it causes spills of registers. */
                     if (D > 64) finite &= o - o == 0;
-                    else zero = fmaf(o, 0, zero); /* `zero` becomes NaN if o is not finite */
+                    /* `zero` becomes NaN if o is not finite, because 0 times infinity or NaN is NaN */
+                    else zero = fmaf(o, 0, zero);
                 }
         }
     cp_async_wait<0>();
@@ -275,7 +278,7 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes lse of rows with huge scores in two parts, a.part_lse and a.part_rest, for a backward with options. It
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options. It
  * visits only tiles that have rows with huge scores. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {

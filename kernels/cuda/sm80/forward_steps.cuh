@@ -22,8 +22,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of rows that have seen no key yet. m is the sink's score, or -inf without a sink. The argument l is
- * the sink's share of the row's sum in one lane of each row, and 0 in the row's other lanes. */
+/* Sets the state of rows that have seen no key yet. The maximum m is the sink's score, or -inf without a sink. The
+ * argument l is the sink's share of the row's sum in one lane of each row, and 0 in the row's other lanes. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -35,9 +35,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* Takes one step of the online softmax: S becomes P. m changes only when the maximum has grown by more than 8 in base
- * 2, so that O is hardly ever rescaled. P and l may therefore be 2^8 times larger than usual, which costs no accuracy.
- * `c` converts a score in S to base 2. */
+/* Takes one step of the online softmax: the scores S become probabilities P. The maximum m changes only when it has
+ * grown by more than 8 in base 2, so that O is hardly ever rescaled. P and l may therefore be 2^8 times larger than
+ * usual, which costs no accuracy. `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -106,8 +106,8 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* Calls visit(mt, half, r) for each row r of the block's tile that the thread has. The row lies in half `half` (0:
- * upper; 1: lower) of the warp's 16-row block mt. */
+/* Calls visit(mt, half, r) for each row r of the block's tile that the thread has. The row lies in the upper (half = 0)
+ * or lower (half = 1) eight rows of the warp's block mt of 16 rows. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -117,8 +117,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers of a tile of V that are not finite by 0. A float32 tile is two planes of float16, of which plane hi
- * is changed. All threads call it. */
+/* Replaces numbers of a tile of V that are not finite by 0. A float32 tile consists of high and low float16 halves, of
+ * which only the high ones are changed. All threads call it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -126,7 +126,7 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* Returns the sum of a row from the parts that its four lanes have. */
+/* Adds up the parts of a row's sum, of which each of four lanes has one. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);

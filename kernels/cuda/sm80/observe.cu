@@ -31,7 +31,8 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* What the pass `finish` needs to read the parts of the rows (maxima and sums over some keys). */
+/* What the pass `finish` of an observe needs in order to read the parts of the rows (maxima and sums over some keys).
+ * */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
@@ -82,9 +83,9 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Makes base and inverse of each row from a given lse, so that P = exp(z - lse). One warp computes one row. A row is
- * strange (tiles cannot compute it) if its lse does not determine P, or if an element of its q is not finite, which
- * would make all its P NaN. */
+/* Makes the numbers base and inverse of each row from a given lse, so that P = exp(z - lse) for a score z. One warp
+ * computes one row. A row is strange (tiles cannot compute it) if its lse does not determine P, or if an element of its
+ * q is not finite, which would make all its P NaN. */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (a.rows_found) *a.rows_found = 1;
 }
 
-/* Adds up the sums of a map's cell over the strips (rows of a warp), in order. One thread adds up one cell. */
+/* Adds up the sums of a cell of the output map over the strips (rows of a warp), in order. One thread adds up one
+ * cell. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
                int64_t count)
@@ -133,7 +135,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
-/* The workspace of a problem. */
+/* The parts of an observe's workspace (scratch memory). */
 struct layout {
     observed_rows rows;
     tile_rows tiles;
@@ -193,8 +195,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Returns whether a given lse determines all P that the outputs need. If so, the pass over the rows (which computes
- * lse) is left out. */
+/* Returns whether a given lse determines all probabilities that the outputs need. If so, no pass over the rows is
+ * necessary, because it would only compute lse. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&

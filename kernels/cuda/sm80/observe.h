@@ -5,11 +5,11 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. Sums of a row are made chunk by chunk and merged in the order of keys. The number of
- * blocks that share the keys of a row therefore changes no bit of the sums. */
+/* Number of keys of a chunk. The sums of a row are made chunk by chunk and added in the order of keys, so that the
+ * number of thread blocks that share a row changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
-/* The maxima and sums of rows, each over some of the keys. Part n of row r = lse_at() is at part[n * rows + r]. */
+/* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */
 struct observed_parts {
     /* x: the row's largest score over the part's keys; y, z: the sums l and e, relative to x; w: 1 where a block has
      * written the part. With options x is a score, otherwise it is q.k. */
@@ -18,8 +18,8 @@ struct observed_parts {
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
 };
 
-/* For each row, base (x) and inverse (y), with which later passes compute P = exp2(z - base) * inverse from a score z
- * in base 2. base is INFINITY for a row whose P are all 0, and for a row that tiles cannot compute. */
+/* For each row, base (x) and inverse (y), with which later passes compute a probability P = exp2(z - base) * inverse
+ * from a score z in base 2. base is INFINITY for a row whose P are all 0, and for a row that tiles cannot compute. */
 struct tile_rows {
     float2 *end;
 };

@@ -20,10 +20,11 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, for a map with narrow columns. In the variant with options P lies in `way` instead. */
+    /* The probabilities P of a tile, for a map with narrow columns. In the variant with options P lies in `way`
+     * instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* Returns the line that has P of one of the block's queries. */
+    /* Returns the line of shared memory that has the probabilities of one of the block's queries. */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -90,7 +91,7 @@ struct strip_rows {
     }
 };
 
-/* Adds up columns [c0, c1) of P, for each of the lane's rows. */
+/* Adds up columns c0 to c1 - 1 of P, for each of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -111,7 +112,7 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum of sum[][] over the warp's rows [begin, end). All lanes get the result. */
+/* Returns the sum of sum[][] over the warp's rows begin to end - 1. All lanes get the result. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;
@@ -173,8 +174,8 @@ DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, i
     open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
 }
 
-/* Sets all scores to -inf in rows whose base is INFINITY, which have P = 0. Otherwise a score of NaN or infinity would
- * give NaN as P. */
+/* Sets all scores to -inf in rows whose base is INFINITY, so that their P are 0. Otherwise a score of NaN or infinity
+ * would give NaN as P. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -223,7 +224,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    bool skips = false; /* true: some row of the warp has no P, because it does not exist or tiles cannot compute it */
+    /* true: some row of the warp has no probabilities, because it does not exist or tiles cannot compute it */
+    bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
         base[mt][half] = end.x;

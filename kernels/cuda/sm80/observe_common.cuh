@@ -12,7 +12,7 @@ namespace {
 
 /* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
 
-/* Returns the sums l (x) and e (y) of a part of a row, relative to a new maximum. `by`: the part's own maximum minus
+/* Returns the sums l (x) and e (y) of a part of a row, converted to a new maximum. `by`: the part's own maximum minus
  * the new maximum, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
@@ -34,8 +34,8 @@ template <bool SCORE_MODS> DEVICE float4 merged(const float4 &x, const float4 &y
     return make_float4(most, __fadd_rn(u.x, v.x), __fadd_rn(u.y, v.y), 1);
 }
 
-/* What a thread knows of one of its rows. `most` is the largest score, in the unit of S. l and e are relative to m, a
- * score in base 2. */
+/* What a thread knows of one of its rows: `most` is the largest score, in the unit of S; the sums l and e are relative
+ * to m, a score in base 2. */
 struct lane_row {
     float most, m, l, e;
 };
@@ -64,7 +64,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* Launches a kernel on the tiles of a grid, or, if several launches share the work, on the tiles of share chip->share
+/* Launches a kernel on the tiles of a grid. If several launches share the work, this launch computes share chip->share
  * of chip->shares. `blocks` blocks work on each tile. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,

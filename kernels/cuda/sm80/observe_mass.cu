@@ -9,13 +9,14 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    /* for each query of a tile: x: base, y: inverse (see tile_rows); base is INFINITY where P is 0 */
+    /* for each query of a tile: base (x) and inverse (y) (see tile_rows); base is INFINITY if all its probabilities are
+     * 0 */
     float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* The keys of a block: those of sequence b from key j0 on. */
+/* The keys of a block: the keys of sequence b from key j0 on. */
 struct key_place {
     int64_t b;
     int j0;
@@ -33,8 +34,8 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Sets all scores of queries whose base is INFINITY, which have P = 0, to -inf. Otherwise a score of NaN or infinity
- * would give NaN as P. */
+/* Sets all scores of queries whose base is INFINITY to -inf, so that their P are 0. Otherwise a score of NaN or
+ * infinity would give NaN as P. */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll
@@ -67,8 +68,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* queries [i0, i1) see a key of the block, and key_mass adds up their P (with key_mass_rows, only P of the last
-     * queries) */
+    /* queries i0 to i1 - 1 see a key of the block, and key_mass adds up their probabilities (with key_mass_rows, only
+     * those of the last queries) */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: some query of the tile has no P, because it does not exist or tiles cannot compute it */
+    /* true: some query of the tile has no probabilities, because it does not exist or tiles cannot compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the block's first tile from number n on. The block has every parts.blocks-th chunk of keys, from chunk
-     * `number` on. */
+    /* Returns the block's first tile from number n on. If blocks share the keys, a block has every parts.blocks-th
+     * chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {

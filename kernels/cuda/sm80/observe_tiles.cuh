@@ -30,7 +30,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 
 template <int D, bool SCORE_MODS> struct stages {
     typedef shape<D, SCORE_MODS> Shape;
-    /* room for two tiles; before the first tile it holds the block's own rows */
+    /* memory for two tiles; before the first tile it holds the block's own rows */
     alignas(1024) uint16_t tile[2][Shape::BN * D];
     static_assert(Shape::BM <= 2 * Shape::BN, "the own rows fit");
 };
@@ -65,7 +65,7 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Reads the block's own rows from shared memory into registers, as fragments. */
+/* Reads the block's own rows from shared memory into registers, in the form of an operand of mma.sync. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;
@@ -133,7 +133,7 @@ DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shap
     }
 }
 
-/* Converts a score in S to base 2, and subtracts `base`. */
+/* Converts a score in S to base 2, and subtracts the row's `base`. */
 template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, float base)
 {
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);

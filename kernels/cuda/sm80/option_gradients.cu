@@ -36,14 +36,14 @@ namespace {
 enum sum_kind { EACH_PAIR, OVER_HEADS, OVER_QUERIES, OF_ROWS };
 
 enum {
-    SIDE = 128, /* queries and keys of a tile */
-    CHUNK = 64, /* channels of a chunk */
+    SIDE = 128, /* number of queries, and of keys, of a tile */
+    CHUNK = 64, /* number of channels (columns of q, k, v, dout) of a chunk */
     THREADS = 256,
-    STAGES = 3, /* number of chunks that are in flight or in use */
+    STAGES = 3, /* number of chunks that shared memory holds, being loaded or in use */
     MT = 2,     /* a warp has MT blocks of 16 queries and NT blocks of 8 keys */
     NT = 8,
-    PIECE = SIDE * CHUNK, /* elements of one tensor's chunk */
-    BLOCK = 16,           /* careful_block() computes BLOCK x BLOCK pairs at a time */
+    PIECE = SIDE * CHUNK, /* number of elements of a chunk of one tensor */
+    BLOCK = 16,           /* careful_block() computes BLOCK queries x BLOCK keys at a time */
     LINE = BLOCK + 2
 };
 
@@ -51,7 +51,7 @@ enum {
 struct work {
     saved s;
     attn_view to; /* where the launch writes: dbias, or the workspace, which gets the sums of each block */
-    /* distance in `to`, in elements, between the sums of two neighbouring blocks that share a tile */
+    /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
     int64_t part_elements;
     int batches, heads;     /* number of batch rows, and of heads, over which an element of dbias is a sum */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
@@ -72,7 +72,7 @@ struct pair_tile_place {
 
 /* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
 
-/* The tiles that a block visits: place(n) for n in [begin, end). */
+/* The tiles that a block visits: place(n) for n from begin to end - 1. */
 template <sum_kind KIND> struct visits {
     int b, h, i0, j0, part, begin, end;
     int heads, q_tiles;
@@ -140,7 +140,7 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
  * V. */
 struct chunks {
     uint16_t *memory;
-    /* of_qk: number of chunks that a tile has of Q (as many as of K); all: number of chunks of Q and dO together */
+    /* of_qk: number of chunks of Q (and of K) that a tile has; all: number of chunks of Q and dO together */
     int of_qk, all;
     bool resident;
 
@@ -199,8 +199,8 @@ template <sum_kind KIND> struct load_cursor {
 
 /* ---- From scores to P and dZ ------------------------------------------------------------------------------------- */
 
-/* A warp's part of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e / 2) and key
- * j + 8 nt + e % 2. */
+/* The queries and keys that a warp has of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt
+ * + 8 (e / 2) and key j + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
@@ -389,12 +389,13 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            /* `zero` becomes NaN if the score is not finite */
+            /* `zero` becomes NaN if the score is not finite, because 0 times infinity or NaN is NaN */
             for (int e = 0; e < 4; e++) zero = fmaf(S[mt][nt][e] * factor, 0, zero);
     return zero == 0;
 }
 
-/* Turns S = q.k into scores in base 2, with softcap. The options are tested once per tile, not once per pair. */
+/* Turns the products S = q.k into scores in base 2, with softcap. The options are tested once per tile, not once per
+ * pair. */
 DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
 {
     const float cap = x.x.options.softcap;
@@ -408,8 +409,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Turns scores in base 2 into P, and dP into dZ. If the bias is in shared memory (w.bias_stays), the caller has already
- * added it to the scores. */
+/* Turns scores in base 2 into probabilities P, and dP into dZ, the gradient of the scores after softcap. If the bias is
+ * in shared memory (w.bias_stays), the caller has already added it to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -438,7 +439,8 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
             }
 }
 
-/* A warp's BLOCK x BLOCK pairs in shared memory: q.k, replaced later by P, and dP, replaced later by dZ. */
+/* The BLOCK x BLOCK pairs of a warp in shared memory: q.k, replaced later by the probability P, and dP, replaced later
+ * by dZ. */
 struct careful_pairs {
     float z[BLOCK][LINE], w[BLOCK][LINE];
 };
@@ -474,7 +476,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
     __syncwarp();
 }
 
-/* Turns q.k into P, and dP into dZ, with careful_block(). */
+/* Turns q.k into P, and dP into dZ, by careful_block(), which computes single pairs. */
 DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
                               pair_numbers &S, pair_numbers &dP)
 {
@@ -533,8 +535,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. A pair's distance is that
- * between the positions of its query and its key. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance, and of dZ times distance. The distance of a pair is
+ * that between the positions of its query and its key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -606,7 +608,7 @@ DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0,
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* The sums that a block keeps while it goes from tile to tile. */
+/* The sums that a block keeps while it visits one tile after the other. */
 template <sum_kind KIND> struct kept_sums {
     float pairs[KIND == OVER_HEADS ? MT : 1][NT][4] = {};
     float columns[NT][2] = {};
@@ -647,7 +649,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         /* Adds the products of the next chunk to `to`, and loads the chunk that comes STAGES - 1 chunks later. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            /* after this barrier the chunk has arrived, and no thread reads the stage that is loaded next */
+            /* after this barrier the chunk has arrived, and no thread reads the buffer that is loaded next */
             __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
@@ -666,7 +668,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
         if (__syncthreads_or(odd)) {
             cp_async_wait<0>();
-            /* after this barrier no thread reads or writes the stages; careful_gradients() uses their memory */
+            /* after this barrier no thread reads or writes the buffers of chunks; careful_gradients() uses their
+             * memory */
             __syncthreads();
             careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
             __syncthreads();
@@ -694,7 +697,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* after this barrier no thread reads or writes the stages */
+    __syncthreads(); /* after this barrier no thread reads or writes the buffers of chunks */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;
@@ -706,7 +709,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Adds up the sums of parts [0, parts) of each element of dbias, in order. */
+/* Adds up, in order, the sums that parts 0 to parts - 1 have made of each element of dbias. */
 __global__ void __launch_bounds__(256)
     add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
 {
@@ -726,12 +729,12 @@ struct division {
     /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
      * queries) */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* axes of dbias */
+    int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias (1 if they share it) */
     int parts;
 };
 
-/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so that
- * the order of sums does not depend on the GPU. */
+/* The number of thread blocks that a launch should have: twice the multiprocessors of a large GPU. It is a constant, so
+ * that the order of sums does not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
 /* The largest number of blocks among which the work of one tile of dbias is divided. */
 const int64_t MOST_PARTS = 64;
@@ -781,7 +784,7 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
  * tile_seconds() is 1.7 ms. Other launches took less than tile_seconds(). */
 const double SECONDS_OVER_TILES = 1.2;
 
-/* Launches the tiles of `grid` in shares, one launch for each share, so that no launch takes long. */
+/* Launches the tiles of `grid` in several launches, so that no launch takes long. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)

@@ -19,14 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes from global to shared memory, past the L1. Where `valid` is false it reads nothing and writes zeros.
- * PTX ISA 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, without storing them in the L1 cache. If `valid` is false, it reads
+ * nothing and writes zeros. PTX ISA 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Makes the L2 policy for data that is read once: the L2 evicts such data first. PTX ISA 9.7.9.16. The instruction is
- * volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
+/* Makes a cache policy for data that is read once: the L2 cache evicts such data first. PTX ISA 9.7.9.16. The
+ * instruction is volatile; otherwise the compiler would keep its result in two registers throughout a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -43,7 +43,7 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most the newest N groups of this thread's copies are still in flight. */
+/* Waits until at most the newest N groups of this thread's copies have not arrived yet. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -61,8 +61,8 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Writes four zeros to global memory, 16-byte aligned, in one store. The compiler would make two stores of an
- * assignment. */
+/* Writes four zeros to global memory, at a 16-byte aligned address, by one store. The compiler would make two stores of
+ * an assignment. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
@@ -75,8 +75,8 @@ template <int ID, int THREADS> DEVICE void barrier()
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-/* Loads four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. PTX ISA
- * 9.7.14.5.15. */
+/* Loads four 8 x 8 blocks of 16-bit elements from shared memory; lane l gives the address of row l % 8 of block l / 8.
+ * PTX ISA 9.7.14.5.15. */
 DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -92,7 +92,8 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* C += A B, 16x8x16, with float32 sums. PTX ISA 9.7.14.5.14. */
+/* Computes C += A B on tensor cores, for A of 16 x 16 and B of 16 x 8 elements, with float32 sums. PTX ISA
+ * 9.7.14.5.14. */
 template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -109,7 +110,7 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Packs two floats as 16-bit elements into one register, `low` into the low half. */
+/* Packs two floats as 16-bit elements into one 32-bit register, `low` into the lower half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -167,7 +168,7 @@ template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float s
                 fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
 }
 
-/* Returns 2^x, computed by the special function unit; 2^-inf is 0. PTX ISA 9.7.3.21. */
+/* Returns 2^x, computed by the GPU's unit for exponentials; 2^-inf is 0. PTX ISA 9.7.3.21. */
 DEVICE float exp2_fast(float x)
 {
     float y;

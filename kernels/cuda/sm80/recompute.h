@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* The forward that a backward runs first: its problem, made from the backward's tensors, and its plan. Do not copy this
- * struct: `plan` has pointers to `problem`. */
+/* The forward that a backward runs first, if out and lse are not given: its problem, made from the backward's tensors,
+ * and its plan. Do not copy this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;

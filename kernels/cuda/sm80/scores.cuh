@@ -23,9 +23,9 @@
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment, mt, kk)
- * and rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15. rows_of_b() loads blocks nt and
- * nt + 1. */
+/* Computes S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment,
+ * mt, kk) and rows_of_b(fragment, nt, kk) load the operands (fragments) of channels 16 kk .. 16 kk + 15. rows_of_b()
+ * loads blocks nt and nt + 1. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -47,15 +47,15 @@ DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Converts columns 16 kk .. 16 kk + 15 of accumulators to the A fragment of the next product. */
+/* Converts columns 16 kk .. 16 kk + 15 of a product to operand A of the next product. */
 template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) a[e] = pack<T>(c[kk * 2 + e / 2][e % 2 * 2], c[kk * 2 + e / 2][e % 2 * 2 + 1]);
 }
 
-/* O += P B, where B is V or another tile in shared memory. columns_of_b(fragment, dt, kk) loads rows 16 kk .. 16 kk +
- * 15 of column blocks dt and dt + 1. */
+/* Computes O += P B, where B is V or another tile in shared memory. columns_of_b(fragment, dt, kk) loads rows 16 kk ..
+ * 16 kk + 15 of column blocks dt and dt + 1. */
 template <typename T, int MT, int NT, int DT, typename B>
 DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B columns_of_b)
 {
@@ -77,9 +77,9 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads 16 columns of V from 16 dt on, of 16
- * rows from 16 kk on. The accumulators of P's upper 8 rows are already laid out as an operand, so no lane needs another
- * lane's. */
+/* Computes O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads 16 columns of V from 16 dt on,
+ * of 16 rows from 16 kk on. P's upper 8 rows already have the form of an operand in registers, so no lane needs numbers
+ * of another lane. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -103,7 +103,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options ------------------------------------------------------------------------------------------- */
 
-/* Sets elements of a row to -inf if their column is outside [lo, hi). Columns are counted from this lane's first
+/* Sets the scores of a row to -inf if their column is not in lo to hi - 1. Columns are counted from this lane's first
  * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
@@ -191,8 +191,7 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those elements of the row that this lane
- * has. */
+/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those numbers of the row that this lane has. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -267,8 +266,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets scores to -inf for the pairs that causal and window hide. It leaves out blocks of the tile in which every pair
- * is visible. */
+/* Sets scores to -inf for the pairs that causal and window hide, except in parts of the tile in which every pair is
+ * visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

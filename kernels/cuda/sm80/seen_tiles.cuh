@@ -12,14 +12,14 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of tiles that have a bit in the list of visible tiles; tiles of higher numbers count as visible */
+/* number of tiles that have a bit in the list of visible tiles; tiles with higher numbers always count as visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Returns whether a FlashMask leaves any of keys [j0, j1) visible to any of queries [i0, i1). The result may be true
- * although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
+/* Returns whether a FlashMask leaves any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result may be
+ * true although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -40,7 +40,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
  * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* number of rows of the mask whose loads are in flight together */
+    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded at the same time */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
     /* keep_mask has no column for keys before `from` (keep_mask_at_end): they are visible */
@@ -57,13 +57,13 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     return false;
 }
 
-/* A tile of pairs: queries [i0, i1) of head h, and keys [j0, j1). */
+/* A tile of pairs: queries i0 to i1 - 1 of head h, and keys j0 to j1 - 1. */
 struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Sets the bits of tiles [first, last) of sequence b that have a visible pair; place(n) returns tile n. All threads of
- * the block call it. */
+/* Sets the bits of those tiles first to last - 1 of sequence b that have a visible pair; place(n) returns tile n. All
+ * threads of the block call it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -81,7 +81,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Lists those tiles of BN keys that have a pair visible to queries [i0, i1) of head h. */
+/* Lists those tiles of BN keys that have a key visible to one of queries i0 to i1 - 1 of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -92,8 +92,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Lists the rounds that have a visible pair with keys [j0, j1). A round is a tile of BM queries: tiles [first, first +
- * tiles) of each head of the group, head after head. */
+/* Lists the rounds (tiles of BM queries) that have a pair visible with keys j0 to j1 - 1. The rounds are tiles first to
+ * first + tiles - 1 of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)

@@ -118,8 +118,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows [row, row + ROWS) of a tile's planes to shared memory: plane hi to to[0 .. ROWS * D), and plane lo behind
- * it. `tile` is the address of the tile's plane hi, behind which its plane lo lies. */
+/* Copies rows row to row + ROWS - 1 of a tile to shared memory: their high float16 halves to to[0 .. ROWS * D), and
+ * behind them their low halves. `tile` is the address of the tile's high halves, behind which its low halves lie. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -135,8 +135,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Splits two numbers below 65504 in magnitude into float16 hi + lo / LO. LO is 2048 for tiles in memory, and 1 for
- * operands in registers. */
+/* Splits each of two numbers below 65504 in magnitude into two float16 numbers, hi + lo / LO. LO is 2048 for tiles in
+ * memory, and 1 for operands in registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -144,7 +144,8 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits accumulators (16 rows x N columns) into two A operands, hi and lo, whose sum is the accumulators. */
+/* Splits the sums of a matrix product (16 rows x N columns) into two operands A of 16-bit numbers, hi and lo, which add
+ * up to the sums. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -172,7 +173,7 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
 }
 
 /* Hides the value of x from the compiler, which would otherwise compute values from x before the loop and keep them all
- * in scarce registers. */
+ * in registers, of which there are few. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
@@ -336,8 +337,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* Splits one lane's part of a row, times `factor`, into hi (written at `to`) and lo (written `plane` elements behind
- * it). Returns the sum of the squares of the part. */
+/* Splits one lane's part of a row, times `factor`, into high halves (written at `to`) and low halves (written `plane`
+ * elements behind them). Returns the sum of the squares of the part. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];
@@ -363,8 +364,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Returns whether any of tiles [first, last) is wide: has a row whose numbers are all too small for the tile's
- * exponent. The whole block calls it. */
+/* Returns whether any of tiles first to last - 1 is wide: has a row whose numbers are all too small for the tile's
+ * exponent. All threads of the block call this. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

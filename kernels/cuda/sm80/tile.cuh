@@ -11,14 +11,14 @@
 
 #include "ptx.cuh"
 
-/* Returns the place of piece c (16 bytes) of row r in a tile, in elements of 16 bits. With D = 32 two rows together
- * span all banks of shared memory. */
+/* Returns where piece c (16 bytes) of row r lies in a tile in shared memory, in elements of 16 bits. With D = 32 two
+ * rows together span all banks of shared memory. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* Converts a float8 to T, which can hold each value of float8. */
+/* Converts a float8 to T without rounding. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -57,7 +57,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
      * 0. */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* bytes from one row to the next; set only if copies of 16 bytes are possible */
+    int row_bytes; /* number of bytes from one row to the next; set only if rows can be copied 16 bytes at a time */
     int rows;      /* number of rows of the sequence; rows of a tile behind the sequence become zeros */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
@@ -117,8 +117,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Rows per look-up in page_table. If the page size is a multiple of CHUNK, each chunk of CHUNK rows lies in one
-     * page, and one entry of page_table is read for it. */
+    /* Number of rows for which one entry of page_table is read, if the page size is a multiple of it (the rows then lie
+     * in one page). */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
@@ -131,12 +131,12 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that the next call should load; page, slot: the place of this row, read ahead of
-         * time */
+        /* next: first row of the tile that the next call should load; page, slot: the page of this row, and its row in
+         * the page, read ahead of time */
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
-    bool chunks; /* true: `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
+    bool chunks; /* true: `pieces` is true, and a page consists of whole chunks of CHUNK rows */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -166,8 +166,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. A call whose rows directly follow the rows of
-     * the previous call takes less time than other calls. */
+    /* Loads rows first to first + ROWS - 1; `first` is a multiple of ROWS. A call whose rows directly follow the rows
+     * of the previous call takes less time than other calls. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -238,7 +238,8 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and length as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
+/* Causal, window and length as 32-bit limits: query i of the sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1.
+ * */
 struct limits {
     int lo, hi, Sk;
 };
@@ -331,7 +332,7 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load a fragment of a tile from an address that the lane has computed
+/* The functions below whose names end in _of load an operand from a tile at an address that the lane has computed
  * before: `down` is lane_down(), `across` is lane_across(). If `down` or `across` includes the start of shared memory,
  * `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
@@ -368,7 +369,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads a fragment of a tile. The address of the tile may be any multiple of 16 bytes. */
+/* Loads an operand of a matrix product from a tile. The address of the tile may be any multiple of 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -386,8 +387,8 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the fragments
- * of a step while the products of the previous step are computed. */
+/* Computes C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the
+ * operands of a step while the products of the previous step are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -417,24 +418,23 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
-/* Returns whether rows of `width` elements, from line `line` of the tensor on, can be written in whole 16-byte
- * pieces. */
+/* Returns whether rows of `width` elements, from line `line` of the tensor on, can be written 16 bytes at a time. */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
     return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stages elements d and d + 1 (d is even) of row r of a result in shared memory. They are staged as T if the result is
- * written in whole pieces, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, on their way to global memory. They
+ * are stored as T if the result is written 16 bytes at a time, otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes rows [first, first + count) of the array `staged` to the tensor. Row r of the array becomes line `line` + r of
- * the tensor. THREADS threads call it; this thread is number `thread` of them. */
+/* Writes rows first to first + count - 1 of the array `staged` in shared memory to the tensor. Row r of the array
+ * becomes line `line` + r of the tensor. THREADS threads call it; this thread is number `thread` of them. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

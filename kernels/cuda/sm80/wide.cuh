@@ -1,4 +1,4 @@
-/* wide.cuh: what wide_forward.cu and wide_backward.cu share: heads of any size, read in chunks of their channels. */
+/* wide.cuh: what wide_forward.cu and wide_backward.cu share: heads of any size, read a chunk of columns at a time. */
 #ifndef ATTN_SM80_WIDE_CUH
 #define ATTN_SM80_WIDE_CUH
 
@@ -16,8 +16,8 @@ DEVICE attn_view columns_from(attn_view view, int first)
     return view;
 }
 
-/* S += A B^T over a chunk of at most CHUNK channels, of which `channels` exist. tileA and tileB are offsets from the
- * start of shared memory; the warp's rows of A begin at row `first`. */
+/* Computes S += A B^T over a chunk of at most CHUNK channels (columns), of which `channels` exist. tileA and tileB are
+ * offsets from the start of shared memory; the warp's rows of A begin at row `first`. */
 template <typename T, int CHUNK, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {
@@ -40,8 +40,8 @@ DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* Both halves of the columns are staged in one form, T or float. With two forms a warp could overwrite rows that
-     * another warp has staged. */
+    /* All warps store their columns in one form, as T or as float. With two forms a warp could overwrite rows that
+     * another warp has stored. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -29,7 +29,7 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* a chunk of channels: `own` of the block's rows, `other` of the rows of the tile that the block visits */
+        /* a chunk of columns: `own` of the block's rows, `other` of the rows of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -56,11 +56,12 @@ struct block_place {
     int row0; /* the block's first row, counted inside the sequence */
     int rows; /* number of rows of the gradient to write */
     int column0;
-    /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
+    /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
+     * queries, head after head (for dk and dv). */
     int begin, end;
     /* in blocks of dk and dv: the number of the first query tile of each head, and the number of its tiles */
     int first_tile, tiles;
-    head_args head; /* arguments of scores in head h */
+    head_args head; /* numbers from which scores in head h are computed */
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
@@ -122,7 +123,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the next round (tile) after n that has a visible pair. */
+/* Returns the next round (tile of keys or queries) after n that has a visible pair. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -131,7 +132,8 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
 
 /* ---- Loads ------------------------------------------------------------------------------------------------------- */
 
-/* Begins to load COUNT rows of a tensor from `row` on, and WIDTH of their columns from `column` on. */
+/* Begins to copy COUNT rows of a tensor, from `row` on, and WIDTH of their columns, from `column` on, to shared
+ * memory. */
 template <int COUNT, int WIDTH>
 DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id id, int h, int row, int column,
                       uint16_t *to)
@@ -144,7 +146,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to load a chunk of channels for the tile of round n: of q and k, or, if VALUES is true, of dout and v. */
+/* Begins to copy a chunk of columns of the tile of round n to shared memory: of q and k, or, if VALUES is true, of dout
+ * and v. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -320,7 +323,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    /* at: number (0 or 1) of the stage (buffer of shared memory) that is read next */
+    /* at: number (0 or 1) of the buffer of shared memory (stage) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
@@ -334,7 +337,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of channels in stage `at` has arrived; no thread reads stage at ^ 1, which
+            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
              * is loaded next */
             __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
@@ -368,7 +371,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the stages (buffers of chunks), so results may be staged there */
+    /* after this barrier no thread reads the buffers of chunks, so results may be stored in their memory */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;

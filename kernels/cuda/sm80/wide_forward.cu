@@ -76,7 +76,7 @@ template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole
     __syncthreads();
 }
 
-/* Begins to load one chunk of channels of Q and of tile j of K. */
+/* Begins to copy one chunk of columns of Q and of tile j of K to shared memory. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
 {
@@ -91,7 +91,7 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to load tile j of V: those columns that the block computes. */
+/* Begins to copy those columns of tile j of V that the block computes to shared memory. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {
@@ -171,20 +171,20 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
+    bool clean = false; /* true in the second pass of the loop, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* number (0 or 1) of the stage, a buffer of shared memory, that is read next */
+    int at = 0; /* number (0 or 1) of the buffer of shared memory (stage) that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            /* after this barrier the chunk of channels in stage `at` has arrived; no thread reads stage at ^ 1, which
+            /* after this barrier the chunk of columns in buffer `at` has arrived; no thread reads buffer at ^ 1, which
              * is loaded next */
             __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
@@ -200,7 +200,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        /* after this barrier V[j] has arrived in stage `at`; no thread uses stage at ^ 1, which is loaded next */
+        /* after this barrier V[j] has arrived in buffer `at`; no thread uses buffer at ^ 1, which is loaded next */
         __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
