@@ -35,21 +35,21 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    /* row strides in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS as an A
-     * operand (simd.h) */
+    /* distances between rows, in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS
+     * as an operand A (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* for each row of the tile: lse in base 2 */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences on the path FLASH_DOTS, whose scores dots()
-     * computes */
+    float *lse2; /* lse in base 2 of each row of the tile */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences of few rows (the path FLASH_DOTS), whose scores
+     * dots() computes */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;   /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
-    char *gathered; /* memory to gather the rows of a tile of q or dout from several heads */
+    char *gathered; /* memory in which the rows of a tile of q or dout are collected from several heads */
     /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
      * replaced these elements by 0 */
     float *nonfinite_sums;
@@ -148,7 +148,8 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* Loads lse of a row tile from the caller's lse, and computes delta from the caller's out. */
+/* Loads the lse of a tile's rows from the caller's lse, and computes delta (the row's sum of dout times out) from the
+ * caller's out. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
@@ -204,7 +205,7 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its share of dQ to row tile `index`. Chunks below *below are
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. Chunks below *below are
  * known to have finished all row tiles. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
@@ -251,8 +252,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes a block's share of dalibi_slopes, -sum dZ |i + Sk - Sq - j|, for each query head of the tile, and adds it to
- * the head's sum in `sums`. */
+/* Computes the part of dalibi_slopes that comes from a block, -sum dZ |i + Sk - Sq - j|, for each query head of the
+ * tile, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -437,7 +438,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
         /* the chunk's keys are packed when the first row tile sees one of them */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells later chunks of keys that they need not wait for the row tiles that this chunk skipped */
+        /* tells later chunks of keys that they need not wait for the row tiles that this chunk has skipped */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -501,8 +502,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Items are ordered by chunk of keys, and within a chunk by head. Items that run at the same time are then
-         * mostly of different heads, which need not wait for each other. */
+        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Items that run at
+         * the same time are then mostly of different heads, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

@@ -52,12 +52,13 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    /* the fast kernels, one for each operation; FLASH_FEATURES says which problems they compute */
+    /* the fast kernels, one for each operation (forward, backward, observe); FLASH_FEATURES says which problems they
+     * compute */
     attn_kernel fast[ATTN_OP_COUNT];
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* the backend's facts about the device, to which attn_capabilities.facts points */
+    } facts; /* what the backend knows of the device; attn_capabilities.facts points to it */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;
@@ -203,7 +204,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Returns the number of plans, from `first` on, that flash attention computes as one run; 0 where plan `first` needs
+/* Returns how many plans, from number `first` on, flash attention computes together as one run; 0 if plan `first` needs
  * the kernel "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
@@ -296,7 +297,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop of a merge computes */
+enum { MERGED_ROWS = 64 }; /* number of rows that one item (unit of parallel work) of a merge computes */
 
 /* A merge of partial results, and the flag by which its caller cancels it. */
 struct merging {

@@ -41,7 +41,7 @@ struct scratch {
     /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
      * rows. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
-    char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
+    char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;
 };
 
@@ -94,8 +94,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Finds which columns of the head's visible block are keys from `from` to from + STEP - 1. Returns their number; *first
- * becomes the first of these columns. */
+/* Finds which columns of the block that the head sees are keys from `from` to from + STEP - 1. Returns their number;
+ * *first becomes the first of these columns. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);

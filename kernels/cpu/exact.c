@@ -38,7 +38,7 @@ enum {
     SHARE_BITS = 24,
 };
 
-/* A row: one query of one query head, with its keys. */
+/* A row of the score matrix: one query of one query head, with its keys. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -110,7 +110,7 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills at->sees, at->seen and at->bias for n keys: from j up to the next multiple of KEYS, or to `end`. Entries behind
+/* Fills in sees, seen and bias of `at` for n keys: from j up to the next multiple of KEYS, or to `end`. Entries behind
  * the last of these keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {

@@ -130,7 +130,7 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* number of groups whose dropout bits are drawn together; a group is 8 keys */
+enum { GROUPS = 16 }; /* number of groups of 8 keys whose dropout bits are drawn together */
 
 /* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Compilers
  * vectorise its loops. */

@@ -63,17 +63,19 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill panels (SIMD_PANEL) and every k_multiple
-     * of simd.h */
+    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and
+     * every k_multiple of simd.h */
     FLASH_UNIT = 32,
-    /* number of keys whose FlashMask bounds share one entry of `extremes` (the smallest and largest bounds) */
+    /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
+     * `extremes` */
     FLASH_MASK_BLOCK = 64,
-    /* row tiles with up to this many rows take the path FLASH_DOTS (dots()), because reading K and V takes nearly all
-     * of their time */
+    /* row tiles with up to this many rows are computed by dots() (the path FLASH_DOTS), because reading K and V takes
+     * nearly all of their time */
     FLASH_DOT_ROWS = 8,
-    FLASH_MAP_COLUMNS = 64, /* number of cells in a row of the output map (of an observe) that one item computes */
-    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together): the scores and sums
-     * of so many rows stay in the L1 cache */
+    /* number of cells in a row of an observe's output map that one item (unit of parallel work) computes */
+    FLASH_MAP_COLUMNS = 64,
+    /* largest number of rows of a bundle (heads that are computed together, for few query rows): the scores and sums of
+     * so many rows stay in the L1 cache */
     FLASH_BUNDLE_ROWS = 32,
 };
 
@@ -116,15 +118,17 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    /* true: FLASH_PREPARE packs K and V once for all row tiles; false: each row tile packs the keys that it needs */
+    /* true: K and V are packed once for all row tiles; false: each row tile packs the keys that it needs */
     bool packs;
-    int heads;     /* number of query heads whose rows share a row tile */
-    int bundle;    /* number of key/value heads that one item of FLASH_FORWARD computes: 1, or more for FLASH_DOTS */
+    int heads;     /* number of query heads whose rows are computed together, in one row tile */
+    /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
+     * few query rows (FLASH_DOTS) */
+    int bundle;
     int64_t tiles; /* number of row tiles per key/value head */
-    /* number of rows in all row tiles of a key/value head, where each tile is rounded up to FLASH_UNIT rows */
+    /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
     int64_t rows;
-    /* splits: number of spans (runs of keys) into which the keys of a row tile are split, or 1; span: number of keys of
-     * a span */
+    /* splits: number of runs of keys (spans) into which the keys of a row tile are split, or 1; span: number of keys in
+     * each of them */
     int64_t splits, span;
     /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
     int64_t part_rows;
@@ -162,15 +166,18 @@ struct flash {
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    /* true: scores depend on nothing but q, k, a positive scale, and which range of columns each row sees */
+    /* true: scores depend only on q, k, a positive scale, and the range of columns that each row sees */
     bool plain;
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
-    int BM, BN; /* in a forward: BM is the number of query rows of a row tile, BN the number of keys of a key tile */
-    int Bk;     /* in a backward: number of keys of a chunk */
-    int bundle; /* number of key/value heads that one item computes on the path FLASH_DOTS */
+    /* BM and BN of a forward: the number of query rows of a row tile, and the number of keys of a key tile */
+    int BM, BN;
+    int Bk;     /* number of keys that a backward computes together (a chunk) */
+    /* number of key/value heads that one item (unit of parallel work) computes if there are few query rows
+     * (FLASH_DOTS) */
+    int bundle;
     int64_t B;
     const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
@@ -178,30 +185,32 @@ struct flash {
 
     struct flash_sequence *seq; /* [B]: one entry for each sequence */
 
-    /* K and V that FLASH_PREPARE has packed as B operands (simd.h): for each key tile K^T, then V. */
+    /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* enum flash_values (bits) of each key tile */
+    uint8_t *kv_values;   /* for each key tile, what packing found in its values: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
     /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
      * keys */
     attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
-    _Atomic float *most; /* [B][Hk][2]: largest |k| and |v| (exact.c); negative: not computed yet */
+    /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
+    _Atomic float *most;
 
-    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
-     * is the sum of part_rows over all spans and key/value heads. */
+    /* Partial results of sequences whose keys are split into runs (spans). O is [rows][Dv], m and l are [rows], where
+     * `rows` is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
     /* Arrays of a backward with an entry for each row. */
-    char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
-    char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
+    char *Qa, *dOa;           /* Q and dO as operands A of matrix products (simd.h), one row after the other */
+    char *Qat, *dOat;         /* Q and dO as transposed operands A, one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
     /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; entries of all other rows
      * are not written */
     struct flash_strange *strange;
-    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
+    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; FLASH_WILD is about
+     * Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
-    /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
+    /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
     /* Arrays of an observe (statistics of probabilities) with an entry for each row. With z in base 2, P = exp2(z -
@@ -215,23 +224,23 @@ struct flash {
     /* Arrays and sizes of a backward with an entry for each chunk of keys. */
     int64_t chunks; /* number of chunks of each sequence; if sequences are packed, of the longest sequence */
     struct flash_progress *progress;
-    double *slope_parts; /* [B][H][chunks]: each chunk's share of dalibi_slopes */
+    double *slope_parts; /* shape [B][H][chunks]: the part of dalibi_slopes that comes from each chunk of keys */
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
     /* number of row tiles, of packed key tiles and of chunks in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias_slices: number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero; dbias_blocks: number of
-     * slices in each [Sq, Sk] matrix of dbias */
+    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item of FLASH_ROWS; dbias_blocks:
+     * number of these runs in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: items is the number of items of this problem, first the number of items of all earlier problems
-     * of the run */
+    /* for each phase of the computation, `items` is the number of units of work of this problem, and `first` that of
+     * all earlier problems of the run */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How far a chunk of keys has come in a backward: it has finished all row tiles before `tile`. The struct fills a cache
- * line, so that threads that poll one chunk do not slow down the threads of other chunks. */
+/* How many row tiles a chunk of keys has finished in a backward: all before `tile`. The struct fills a cache line, so
+ * that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -286,13 +295,13 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 /* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
-/* Returns the sequence to which an item belongs. `field` is the offset in struct flash_sequence of a prefix sum, such
- * as tiles0, that counts these items. */
+/* Returns the sequence to which an item (unit of work) belongs. `field` is the offset in struct flash_sequence of a
+ * prefix sum, such as tiles0, that counts these items. */
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds which columns of the keys [j0, j1) a row tile sees, where j0 is a multiple of FLASH_UNIT. Returns false if the
- * tile sees none of these keys. */
+/* Finds which columns of the keys j0 to j1 - 1 a row tile sees, where j0 is a multiple of FLASH_UNIT. Returns false if
+ * the tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
@@ -321,8 +330,8 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
  * keys from key j on, n <= FLASH_MASK_BLOCK. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* Returns a tile's rows of a tensor with axes like q's, as one matrix with a row stride. If the tile has one head, the
- * matrix is the tensor's memory; otherwise the rows are gathered in `scratch` (t->rows * cols elements). */
+/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the matrix is the
+ * tensor's memory; otherwise the rows are copied to `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
 /* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
@@ -368,8 +377,8 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
 /* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
-/* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scales of
- * q and k. */
+/* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scale
+ * factors of q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
@@ -383,8 +392,8 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* ---- The phases -------------------------------------------------------------------------------------------------- */
 
-/* Each ..._item() function computes item number `item` of its phase, for this problem. Each ..._scratch() function
- * returns how many bytes of scratch a thread needs for an item. */
+/* Each function ..._item() computes item (unit of work) number `item` of its phase, for this problem. Each function
+ * ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */
 void flash_forward_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item);
@@ -425,7 +434,8 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * flash_row_end_part(). */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
+/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
+ * part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is

@@ -41,8 +41,8 @@ struct scratch {
     char *Qa, *P, *kv;
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
-    float *clean; /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
-    char *keys;   /* memory to gather FLASH_UNIT rows of k or v that lie in several pages */
+    float *clean; /* memory in which packing replaces NaN and infinity by 0, in FLASH_UNIT rows of f32 */
+    char *keys;   /* memory in which FLASH_UNIT rows of k or v are collected if they lie in several pages */
     char *gathered;
     struct flash_limits limits;
 };
@@ -149,7 +149,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
-/* Returns a tile that has only n rows, from r0 on, of a row tile with one head. */
+/* Returns a tile that consists of n rows, from row r0 on, of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -212,7 +212,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K and V become the addresses of the block's columns in packed K^T and of its rows in packed V. */
+        /* addresses of the block's columns in packed K^T, and of its rows in packed V */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -288,8 +288,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* If a row sees no key of a span, its partial result has m = -inf and l = 0, and is skipped. A NaN in any
-             * span makes the row NaN. */
+            /* A row that sees no key of a run of keys has a partial result with m = -inf and l = 0, which is skipped. A
+             * NaN in any partial result makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

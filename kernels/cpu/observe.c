@@ -82,7 +82,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Packs keys [j, j + n) in scratch. Returns whether their products with queries may overflow. */
+/* Packs keys j to j + n - 1 in scratch memory. Returns whether their products with queries may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -98,8 +98,8 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Computes the scores of a row tile and keys [j0, j1), which lie in one key tile. *block is the part of these keys that
- * the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of the keys. */
+/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block is the part of these keys
+ * that the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of the keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
 {
@@ -122,8 +122,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Calls score_block() and turns the scores S into probabilities. Returns false if the row tile sees none of the
- * keys. */
+/* Calls score_block(), and turns the scores S into probabilities. Returns false if the row tile sees none of the keys.
+ * */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -184,7 +184,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* ln P of the key with the largest score */
+    const double from = row->m - lse.top - lse.rest; /* the natural logarithm of the largest probability */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;
@@ -303,7 +303,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: key_mass and weights ---------------------------------------------------------------------------- */
 
-/* Returns the rows [lo, hi) of a tile that belong to the tile's head number `head` and to queries [first, end). */
+/* Returns which rows of a tile belong to the tile's head number `head` and to queries first to end - 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -321,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, as far as the caller has asked
- * for these queries and keys. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, as far as the caller has
+ * asked for these queries and keys. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -405,7 +405,7 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums of keys [j, j + cols) to the cells of the output map in which these keys lie. cells[0] is the cell in
+/* Adds sums of keys j to j + cols - 1 to the cells of the output map in which these keys lie. cells[0] is the cell in
  * column v0 of map. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {

@@ -80,7 +80,7 @@ struct pool {
     struct worker *workers;
 };
 
-/* The use of a pool (pool_part) that this thread began last and has not ended. */
+/* the use of the pool (pool_part) that this thread began last and has not ended */
 static _Thread_local struct pool_part *begun;
 
 static int64_t now_ns(void)
@@ -169,7 +169,7 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* Returns whether the pool allows one more thread to compute now. The caller must hold pool->lock. */
+/* Returns whether one more thread may compute in the pool now. The caller must hold pool->lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;

@@ -41,7 +41,7 @@ int pool_threads(const struct pool *pool);
 struct pool_part {
     struct pool_part *next;
     struct pool_part *outer; /* the pool_part that the same thread began earlier and has not ended; NULL: none */
-    /* pointer that stands for the owner (client of the pool); it is only compared with other pointers and never
+    /* pointer that stands for the client of the pool (its owner); it is only compared with other pointers and never
      * followed */
     const void *owner;
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */

@@ -221,7 +221,7 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds what row i contributes to every gradient:
+/* Adds to every gradient what comes from row i:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
  *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
@@ -270,8 +270,8 @@ static void backward_row(struct reference *r, int64_t i)
 
 /* ---- Observe ----------------------------------------------------------------------------------------------------- */
 
-/* Writes top_keys and top_weights of row i. Repeatedly finds the key with the largest score and removes it from
- * r->sees. */
+/* Writes the outputs top_keys and top_weights of row i of an observe. Repeatedly finds the key with the largest score
+ * and removes it from r->sees. */
 static void top_of_row(struct reference *r, int64_t row, bool nan)
 {
     const attn_view *const keys = &r->g.view[ATTN_T_top_keys];
@@ -309,7 +309,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds what row i contributes to every requested output of an observe (statistics of probabilities). */
+/* Adds the part that comes from row i to every requested output of an observe (statistics of probabilities). */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -485,12 +485,13 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, divided into stretches (runs of heads) that threads compute side by side. */
+/* The key/value heads of all sequences, divided into runs of heads (stretches), which threads compute side by side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* Hk: heads of one sequence; heads: heads of all sequences; each: heads of one stretch */
-    _Atomic int status;      /* ATTN_OK, or the error of a stretch (run of heads) */
+    /* Hk: number of heads of one sequence; heads: of all sequences; each: of one stretch (run of heads) */
+    int64_t Hk, heads, each;
+    _Atomic int status;      /* ATTN_OK, or the error of a run of heads */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -511,7 +512,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-/* Each thread gets several stretches (runs of heads), so that the threads end at about the same time. */
+/* Each thread gets several runs of heads, so that the threads end at about the same time. */
 enum { STRETCHES = 4 };
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)

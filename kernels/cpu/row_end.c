@@ -125,7 +125,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
+/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
+ * part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -25,8 +25,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    /* element: the dtype in which operands of products are stored; parts: how many numbers of this dtype store one
-     * number (simd_split.h) */
+    /* element: the dtype in which operands of matrix products are stored; parts: how many numbers of this dtype
+     * together store one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -47,15 +47,16 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a span: the keys of a row tile are split into spans, which threads compute side by side; a
-     * multiple of every BN (keys of a tile) */
+    /* number of keys of a run (span) into which the keys of a row tile are split, so that threads compute the runs side
+     * by side; a multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
-    /* number of keys of a span on the path FLASH_DOTS (few rows), where an item does less work per key */
+    /* number of keys of a run if there are few query rows (the path FLASH_DOTS), because an item then does less work
+     * per key */
     SPLIT_DOT_KEYS = 512,
     /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
      * many threads without a split */
     SPLIT_TILES = 8,
-    DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item sets to zero */
+    DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item (unit of work) sets to zero */
 };
 
 /* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
@@ -184,7 +185,7 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
  * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. If the padding would cost more time than the faster products save, f32 is chosen. */
+ * Dv to multiples of 32. f32 is chosen if the padding would cost more time than the faster products save. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
@@ -238,7 +239,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
     assert(f->BM > 0); /* the last rows of tile_sizes fit every head size, so the search has found a row */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
-    /* If heads lie side by side in memory, one item computes several of them together (decode.c). */
+    /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
         f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
@@ -247,8 +248,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* If several groups of heads, or several batch rows, share one matrix of dbias, one item computes them one after
-     * the other (backward.c). */
+    /* If several groups of heads, or several batch rows, share one matrix of dbias, one item (unit of work) computes
+     * them one after the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -374,7 +375,8 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* Function that computes an item, for each operation and phase; NULL where the operation has no items in the phase. */
+/* Function that computes an item (unit of work), for each operation and phase; NULL if the operation has no items in
+ * the phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,

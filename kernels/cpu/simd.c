@@ -110,7 +110,7 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16: the table neon with one more compute type, bf16 */
+static struct simd with_bf16; /* the table neon_bf16, which is the table neon with one more format of operands, bf16 */
 
 static void assemble(void)
 {
@@ -136,7 +136,7 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* indices of two tables (instruction sets): the best one that this processor runs, and the one in use */
+/* indices of two tables (instruction sets): the best one that this processor can run, and the one in use */
 static int supported, chosen;
 
 static void choose(void)

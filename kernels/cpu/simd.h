@@ -81,8 +81,9 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32,  /* number of columns of a panel, the unit in which a B operand is stored */
-    SIMD_A_ROWS = 16, /* the memory of an A operand can be read up to the next multiple of this many rows */
+    SIMD_PANEL = 32,  /* number of columns of a panel, in which operands B of matrix products are stored */
+    /* the memory behind the rows of an operand A can be read up to the next multiple of this many rows */
+    SIMD_A_ROWS = 16,
 };
 
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
@@ -123,7 +124,7 @@ struct simd_score {
 };
 
 /* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]. P_b, dS_a and dS_b are
- * operands of products, each with its own row stride. */
+ * operands of matrix products, each with its own distance between rows. */
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
@@ -138,18 +139,18 @@ struct simd_gradient {
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
-    void *P_b; /* P * drop as a B operand of k rows of queries and n columns of keys */
+    void *P_b; /* P * drop as an operand B of a matrix product: k rows of queries and n columns of keys */
     int64_t P_ldb;
-    void *dS_a; /* dS as an A operand of m rows of queries and k columns of keys */
+    void *dS_a; /* dS as an operand A of a matrix product: m rows of queries and k columns of keys */
     int64_t dS_lda;
-    void *dS_b; /* dS as a B operand of k rows of queries and n columns of keys */
+    void *dS_b; /* dS as an operand B of a matrix product: k rows of queries and n columns of keys */
     int64_t dS_ldb;
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };
 
 /* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
-    attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
+    attn_dtype dtype; /* dtype of the elements of an operand: ATTN_F32 or ATTN_BF16 */
     int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
     /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
@@ -195,10 +196,13 @@ struct simd_type {
 struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
-    const struct simd_type *bf16; /* compute type for bf16; NULL: bf16 inputs are computed as f32 */
-    /* compute type for float16 as two bf16 numbers; NULL: float16 is computed as f32 */
+    /* compute type (format of operands) for bf16 inputs; NULL: bf16 inputs are computed as f32 */
+    const struct simd_type *bf16;
+    /* compute type (format of operands) for float16, each number as the sum of two bf16 numbers; NULL: float16 is
+     * computed as f32 */
     const struct simd_type *half;
-    /* compute type for float32 as three bf16 numbers; NULL: the products of the type f32 are at least as fast */
+    /* compute type (format of operands) for float32, each number as the sum of three bf16 numbers; NULL: products of
+     * f32 are at least as fast */
     const struct simd_type *single;
 
     /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +
@@ -289,7 +293,7 @@ const struct simd *simd_find(const char *name);
 /* Names of all tables, slowest first, with NULL at the end. */
 extern const char *const simd_names[];
 
-/* Returns the compute type for inputs of a dtype. */
+/* Returns the compute type (format of operands of products) for inputs of a dtype. */
 static inline const struct simd_type *simd_type_for(const struct simd *simd, attn_dtype dtype)
 {
     const struct simd_type *t = dtype == ATTN_BF16  ? simd->bf16
@@ -318,8 +322,8 @@ static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 }
 
 /* simd_lda() returns the distance between rows of an A operand, and simd_ldb() the distance between panels of a B
- * operand. Where elements have parts (simd_split.h), the parts follow each other in a row or panel: part p of the
- * element at x is at x + p * ld / parts. */
+ * operand. Where elements have several parts (simd_split.h), the parts follow each other in a row or panel: part p of
+ * the element at x is at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;

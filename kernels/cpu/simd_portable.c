@@ -18,7 +18,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for NaN too */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for a NaN, too */
         }
     }
     return tame;

@@ -19,7 +19,8 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Returns in each lane the largest s (with `flip` the largest -s) in every V_LANES-th column of a row. */
+/* Returns, in each lane of the vector, the largest s (with `flip` the largest -s) in every V_LANES-th column of a row.
+ * */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -150,7 +151,7 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     /* Where P is 0, dZ is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* dS is set to 0 where dZ is 0, because softcap's factor `cap` of a hidden score may be NaN */
+    /* dS is set to 0 where dZ is 0, because `cap` (the derivative of softcap) of a hidden score may be NaN */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
