@@ -257,7 +257,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* A tensor, with the letter of each of its axes (attn_axes). */
+/* A tensor, with the letter (see attn_axes) that says which size each of its axes has. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -465,7 +465,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    /* with packed queries and k of [B, Sk, Hk, D], kernels read the rows of k as one axis of B * Sk keys */
+    /* with packed queries and k of [B, Sk, Hk, D], kernels read k as one axis of B * Sk keys */
     if (side_by_side) {
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
@@ -551,8 +551,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* The part of the problem keeps the whole axis where its size is 1: the tensor is broadcast along it, or
-             * has a single row or head. */
+            /* A part of a problem has the whole axis of a tensor if its size is 1, because all batch rows (or heads)
+             * then share it. */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -646,7 +646,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       /* without seqlens, all batch rows have the same number of (query, key) pairs */
+                       /* without lengths (seqlens), all batch rows have the same number of (query, key) pairs */
                        g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;

@@ -171,8 +171,8 @@ typedef enum attn_dtype_rule {
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
-    ATTN_AXES_LAYOUT,    /* in layout bhsd, axes 1 and 2 are exchanged */
-    ATTN_AXES_BROADCAST, /* broadcast: every axis but the last may have size 1 */
+    ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
+    ATTN_AXES_BROADCAST, /* every axis but the last may have size 1, and is then shared (broadcast) */
     ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
     ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may have size 1 */
 } attn_axes_kind;
@@ -618,11 +618,11 @@ attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
-/* Checks that the lse that a backward or an observe is given belongs to its scores. At most ATTN_LSE_ROWS rows are
- * summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where the
- * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out)
- * makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys,
- * with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
+/* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
+ * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where
+ * the probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
+ * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the
+ * keys, with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
  * memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
@@ -634,7 +634,7 @@ typedef struct attn_lse_row {
     double lse;      /* lse of the row, as the client sent it */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* number of rows that attn_lse_choose() picked, which are in `row` */
+    int count; /* number of rows that attn_lse_choose() picked; the rows are in `row` */
     attn_lse_row row[ATTN_LSE_ROWS];
     /* For each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by P, of
      * sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them (verify_lse.h). */
@@ -667,8 +667,11 @@ typedef struct attn_device_info {
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
     /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
     char peak_from[128];
-    int units;    /* number of threads (CPU) or multiprocessors (GPU); the rates of attn_cost_of() are per unit */
-    bool unified; /* true: kernels read and write staging memory (host memory) directly, so no copies are needed */
+    /* number of units that compute: threads of a CPU, multiprocessors of a GPU; the rates of attn_cost_of() are per
+     * unit */
+    int units;
+    /* true: kernels read and write staging memory (host memory) directly, so no copies to a device are needed */
+    bool unified;
     /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
     bool reads_staging;
     /* number of batches of problems that the device should compute at the same time; on a unified device each batch has
@@ -743,7 +746,8 @@ typedef struct attn_capabilities {
     /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    const void *facts; /* facts about the device that plans need, in the backend's own format; the backend owns them */
+    /* what plans need to know of the device, in the backend's own format; the backend owns this memory */
+    const void *facts;
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
@@ -761,8 +765,8 @@ typedef struct attn_plan {
      * problems of a run */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; an
-     * unaligned tensor may need another kernel */
+    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; such a
+     * tensor may need another kernel */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
@@ -991,7 +995,7 @@ typedef struct attn_truth {
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* bytes of device memory that are needed besides the results */
+    size_t workspace_bytes; /* bytes of device memory that are needed, without those of the results */
     double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
@@ -1020,7 +1024,7 @@ attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, co
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;
-enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results, in the order of attn_truth's members */
+enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results that are compared: the members of attn_truth, in their order */
 
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or

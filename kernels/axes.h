@@ -24,13 +24,13 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
  * the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* Returns whether a tensor whose axes are of this kind may lack its first axis. */
+/* Returns whether a tensor with axes of this kind may be given without its first axis. */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns whether axis `axis` of a tensor of rank `rank` may have size 1 (broadcast), whatever size its letter stands
+/* Returns whether this axis of a tensor of `rank` axes may have size 1 (broadcast), whatever size its letter stands
  * for. */
 static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 {

@@ -71,15 +71,15 @@ struct attn_backend {
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* not called for a merge without rows */
+    /* dispatch.c does not call this for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL: this backend cannot compare marks of two streams */
+    /* NULL: the backend cannot measure the time between marks of two streams */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
-    /* NULL: this backend has no notes; attn_stream_note() then returns UNSUPPORTED */
+    /* NULL: the backend has no notes; attn_stream_note() then returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */

@@ -559,7 +559,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* unused, because a bias has no limit: even -inf is valid */
+    (void)limit; /* not used, because a bias has no limit: even -inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 

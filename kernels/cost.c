@@ -55,10 +55,10 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* time of each head of each sequence, whatever its size; for GPU kernels that work in blocks, time of each block
-     * (struct work) */
+    /* nanoseconds that each head of each sequence takes, whatever its size; for GPU kernels that work in blocks, those
+     * of each block (struct work) */
     double head;
-    /* time of reading or packing one number of K or V; each number is read once for the query heads that share it */
+    /* nanoseconds to read or pack one number of K or V; each number is read once for the query heads that share it */
     double number;
     double pair, product;
     double strange, strange_product;
@@ -70,7 +70,7 @@ struct rate {
     double most;
 };
 
-/* a CPU reads K and V without packing for tiles of up to this many rows: FLASH_DOT_ROWS of cpu/flash.h */
+/* largest number of rows of a tile for which a CPU reads K and V without packing them: FLASH_DOT_ROWS of cpu/flash.h */
 enum { FEW_ROWS = 8 };
 
 /* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per (query, key, head)
@@ -149,9 +149,9 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to the work of one (query, key, head) triple. A problem that has any of the features of a
- * row pays for the row once. For the gradients of options, GENERIC has two kinds of rows: ROWS for float32 and wide
- * heads, TILES for other problems (gradients_by_rows()). A problem pays for one kind only. */
+/* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
+ * row of this table, the row's time is added once. For the gradients of options, GENERIC has two kinds of rows: ROWS
+ * for float32 and wide heads, TILES for other problems (gradients_by_rows()). Only one of the two kinds is added. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -261,21 +261,21 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64, /* rows of a head that one thread of a CPU computes at a time */
+    UNIT_ROWS = 64, /* number of rows of a head that one thread of a CPU computes at a time */
     /* number of keys that a thread of a CPU, or a block of the decode kernel, computes at a time where query rows are
      * few */
     UNIT_KEYS = 2048,
-    /* rows of a block of Hopper and generic kernels; in a backward, keys of a block */
+    /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
-    OPTIONS_BLOCK = 64, /* rows of a block of the generic forward with options */
+    OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
     /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
     WARPS = 32,
-    COLUMNS = 64, /* tiles are a multiple of this many columns wide */
+    COLUMNS = 64, /* number of columns of which a tile's width is a multiple */
     /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
      * computes this many columns of a result, and scores from all columns of q and k */
     WIDE_COLUMNS = 256,
-    WIDE_ROWS = 64,            /* rows of a block of sm90_wide */
-    HOPPER_WIDE_COLUMNS = 512, /* columns of a result that a block of sm90_wide computes */
+    WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
+    HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
 };
 
 /* The amounts of work in a problem, by which the rates are multiplied. */

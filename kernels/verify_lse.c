@@ -38,9 +38,9 @@ enum {
     FIRST_ROWS = 4,
     /* in a large problem one row of every ROWS_SHARE is checked first, but at most ATTN_LSE_ROWS rows */
     ROWS_SHARE = 128,
-    /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
+    /* if the lse of at least this many rows fits a conversion (such as base 2), the conversion counts as found */
     ENOUGH_ROWS = 4,
-    KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
+    KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this number of multiply-adds */
 };
 
 #define LOOSE 0x1p-9
@@ -195,7 +195,8 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers per inner loop; the fixed length lets the compiler vectorise the loop */
+/* number of elements that an inner loop computes; its fixed length lets the compiler vectorise the loop */
+enum { AT_ONCE = 8 };
 
 /* Converts a float16 to float without branches. Its bits, moved to where float32 has exponent and fraction, are the
  * number times 2^-112; that holds for subnormals too. */

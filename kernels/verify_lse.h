@@ -15,7 +15,7 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES: the options causal and window, which decide by the places of query and key */
+    LSE_PLACES = 1, /* LSE_PLACES: the options causal and window, which hide keys by the positions of query and key */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,

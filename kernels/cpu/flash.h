@@ -120,7 +120,7 @@ struct flash_sequence {
     enum flash_path path;
     /* true: K and V are packed once for all row tiles; false: each row tile packs the keys that it needs */
     bool packs;
-    int heads;     /* number of query heads whose rows are computed together, in one row tile */
+    int heads; /* number of query heads whose rows are computed together, in one row tile */
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
      * few query rows (FLASH_DOTS) */
     int bundle;
@@ -174,7 +174,7 @@ struct flash {
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
     /* BM and BN of a forward: the number of query rows of a row tile, and the number of keys of a key tile */
     int BM, BN;
-    int Bk;     /* number of keys that a backward computes together (a chunk) */
+    int Bk; /* number of keys that a backward computes together (a chunk) */
     /* number of key/value heads that one item (unit of parallel work) computes if there are few query rows
      * (FLASH_DOTS) */
     int bundle;

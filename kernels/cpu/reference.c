@@ -491,7 +491,7 @@ struct stretches {
     const int *cancel;
     /* Hk: number of heads of one sequence; heads: of all sequences; each: of one stretch (run of heads) */
     int64_t Hk, heads, each;
-    _Atomic int status;      /* ATTN_OK, or the error of a run of heads */
+    _Atomic int status; /* ATTN_OK, or the error of a run of heads */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)

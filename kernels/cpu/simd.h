@@ -81,7 +81,7 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32,  /* number of columns of a panel, in which operands B of matrix products are stored */
+    SIMD_PANEL = 32, /* number of columns of a panel, in which operands B of matrix products are stored */
     /* the memory behind the rows of an operand A can be read up to the next multiple of this many rows */
     SIMD_A_ROWS = 16,
 };

@@ -1,4 +1,5 @@
-/* caller.c: accounts of tenants (a tenant is the bearer of one token). An account is freed with its last reference. */
+/* caller.c: accounts of clients, one for each token (a tenant is the bearer of one token). An account is freed with its
+ * last reference. */
 #include "server/base/caller.h"
 
 #include <assert.h>

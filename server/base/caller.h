@@ -19,7 +19,8 @@ enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 struct flow;
 
 struct caller {
-    /* number of references; 0 marks CALLER_EVERYBODY, which is part of another struct and is never freed */
+    /* number of references; 0 marks CALLER_EVERYBODY (the account of clients without a token), which is part of another
+     * struct and is never freed */
     atomic_int references;
     /* the tenant's share of device time, held by a reference; NULL: each connection has a share of its own */
     struct flow *flow;
@@ -60,7 +61,8 @@ void caller_release(struct caller *caller); /* does nothing if `caller` is NULL 
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* Returns how much of `bound` the caller may use, at least 1. A NULL caller may use the whole bound. */
+/* Returns how much of `bound` (a limit of the server) the caller may use, at least 1. A NULL caller may use the whole
+ * bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

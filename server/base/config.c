@@ -150,10 +150,17 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         /* texts that the hint puts in front of the rest of the refused value, and behind it */
         const char *before, *behind;
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
-        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
-        { "", "[", "]:8080" },     { "/", "unix:/", "" },
+        { "", "127.0.0.1:", "" }, /* "9000" becomes "127.0.0.1:9000" */
+        { ":", "127.0.0.1:", "" },
+        { "*:", "0.0.0.0:", "" },
+        { "http://", "", "" },
+        { "https://", "", "" },
+        /* "0.0.0.0" becomes "0.0.0.0:8080" */
+        { "tcp://", "", "" },
+        { "unix://", "unix:", "" },
+        { "", "", ":8080" },
+        { "", "[", "]:8080" },
+        { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
@@ -230,8 +237,8 @@ struct reading {
     size_t capacity;
 };
 
-/* If the option is a list, returns its array, and its length and capacity in *count and *most. Otherwise returns NULL,
- * and *most is 0. */
+/* If the option is a list, returns its array of values, and its length and capacity in *count and *most. Otherwise
+ * returns NULL, and *most is 0. */
 static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;
@@ -356,8 +363,8 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* Takes an option's value from the environment or from a flag. If the option is a list, the first value of a source
- * replaces what an earlier source had set: defaults come first, then the environment, then flags. */
+/* Takes the value of an option from the environment or from the command line. If the option is a list, the first value
+ * from there replaces the earlier values: defaults come first, then the environment, then the command line. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];

@@ -26,8 +26,8 @@ struct config {
     int cores;
     int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
     int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
-    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless --staging-bytes is
-     * given */
+    /* the limit of staging memory (tensors of requests); half of memory_bytes or less, unless --staging-bytes is given
+     * */
     int64_t staging_bytes;
     /* memory for KV caches on each device; 0: no caches; -1: the default share of the device's memory */
     int64_t kv_bytes;

@@ -35,13 +35,13 @@ enum config_type {
     TYPE_SIZE,    /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
     TYPE_SWITCH,  /* bool */
     TYPE_CHOICE,  /* the value is one of the words in `words` */
-    TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
+    TYPE_ADDRESS, /* the value has the form ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
     TYPE_SHM,     /* the values are prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* the values are networks of proxies: config->trusted_proxies */
-    TYPE_DEVICES, /* the value is auto, all, cpu, or GPU numbers */
+    TYPE_DEVICES, /* the value is auto, all, cpu, or numbers of GPUs */
     TYPE_FILE,    /* the value is the path of a file, which must be readable when the options are read */
-    TYPE_ORIGIN,  /* scheme://host[:port] or * */
+    TYPE_ORIGIN,  /* the value has the form scheme://host[:port], or is * */
 };
 
 struct config_option {

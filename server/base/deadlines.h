@@ -1,13 +1,13 @@
-/* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. The deadlines are
- * embedded in other structs, and a binary heap holds pointers to them. Only the event loop's thread uses the heap. */
+/* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. Other structs have the
+ * deadlines as members, and a binary heap holds pointers to them. Only the event loop's thread uses the heap. */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Embed this in a struct. `place` is 0 while the deadline is in no heap, otherwise its index in the heap plus one.
- * Start from zeroed memory. */
+/* A deadline, to be embedded in a struct. `place` is 0 while the deadline is in no heap, otherwise its index in the
+ * heap plus one. Start from zeroed memory. */
 struct deadline {
     int64_t at_ns;
     int place;

@@ -32,7 +32,7 @@ struct flow {
     char name[METRICS_LABEL_BYTES]; /* name of the flow in /metrics: the token's name, or "everybody" without tokens */
     _Atomic int64_t used_ns;        /* time charged to this flow since it was made, on devices and CPU threads */
 
-    /* Only the loop's thread (queue.c) uses the members below. */
+    /* Only the main thread (queue.c) uses the members below. */
     /* used_ns + ahead_ns is the flow's virtual time, by which start-time fair queueing orders flows */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow */
@@ -45,8 +45,8 @@ struct flow {
 
 /* Makes a flow with one reference. A long `name` is cut. Returns NULL when out of memory. */
 struct flow *flow_new(const char *name);
-struct flow *flow_hold(struct flow *flow); /* `flow` may be NULL */
-void flow_release(struct flow *flow);      /* does nothing if `flow` is NULL */
+struct flow *flow_hold(struct flow *flow); /* takes a reference to a flow, and returns it; `flow` may be NULL */
+void flow_release(struct flow *flow);      /* drops a reference to a flow; does nothing if `flow` is NULL */
 
 /* Charges `ns` nanoseconds of work to the flow, and adds this time to the totals in /metrics. If `flow` is NULL, the
  * time is only added to the totals. Any thread may call this. */

@@ -29,7 +29,7 @@ enum heartbeat_kind {
 const char *heartbeat_label(enum heartbeat_kind kind);
 const char *heartbeat_name(enum heartbeat_kind kind);
 
-/* Call this when the calling thread begins a piece of work, or goes on to another piece. */
+/* Call this when the calling thread begins a piece of work, or goes on to the next piece. */
 void heartbeat_busy(enum heartbeat_kind kind);
 /* Call this when the calling thread has finished its work and begins to wait. */
 void heartbeat_idle(void);

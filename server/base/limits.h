@@ -21,7 +21,8 @@ enum {
      * CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
-    CONFIG_MAX_BATCH = 1024, /* upper bound of --max-batch (requests in a batch); the loop has an array of this size */
+    /* upper bound of --max-batch (requests in a batch); the main thread has an array of this size */
+    CONFIG_MAX_BATCH = 1024,
     /* largest number of networks of --trusted-proxy; the server compares the peer of every request with all of them */
     CONFIG_MAX_PROXIES = 8,
     CONFIG_MAX_DEVICES = 64, /* device numbers in --devices are less than this, because each is a bit of a mask */
@@ -36,11 +37,11 @@ enum {
     /* backlog of a listener: connections that may wait to be accepted; the system lowers this number to
      * net.core.somaxconn */
     LISTEN_BACKLOG = 4096,
-    /* largest number of connections that the loop accepts in a row before it does its other work */
+    /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
+    /* time for which a socket that no longer listens still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    /* as LISTEN_DOOR_MS (time for handshakes to end), for a listener that only clients on this machine can reach */
+    /* the same time as LISTEN_DOOR_MS, for a socket that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -71,7 +72,8 @@ enum {
     /* A connection with a token (on a server without tokens: any connection) is not closed for another connection
      * before it has been idle for this long, because a busy client sends its next request sooner. */
     CONNECTION_BETWEEN_MS = 100,
-    CONNECTION_LOOK_MS = 10, /* after a search for a connection to close found none, the next search waits this long */
+    /* after a search for a connection that could be closed has found none, the next search waits this long */
+    CONNECTION_LOOK_MS = 10,
     /* largest number of connections that were closed to make room for others and that libmicrohttpd has not released
      * yet */
     CONNECTION_LEAVING = 64,
@@ -83,8 +85,8 @@ enum {
     LINGER_MOST = 256,
     /* number of file descriptors that must stay free when sockets are kept in lingering close */
     LINGER_SPARE_FILES = 32,
-    /* largest number of sockets in lingering close (kept until the client has its answer) that are read in one turn of
-     * the loop */
+    /* largest number of sockets in lingering close (kept until the client has its answer) that the main thread reads
+     * before it does its other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
@@ -112,7 +114,7 @@ enum {
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    /* by default, connections may use an eighth of the memory (see --max-connections) */
+    /* by default, connections may use this fraction (an eighth) of the memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
     /* Time for which a thread polls for the next request after it has sent an answer from a GPU. A client needs 20
@@ -170,8 +172,8 @@ enum {
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
-    /* Bytes of a block of an answer whose numbers are sent as text. One block takes a millisecond, in which the thread
-     * serves no other connection. */
+    /* Bytes of a block of an answer whose numbers are sent as text. To write one block takes a millisecond, in which
+     * the thread serves no other connection. */
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
@@ -179,13 +181,13 @@ enum {
 
 enum {
     LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited for LOOP_WATCH_AFTER_MS */
-    /* when a request has waited for this long, the loop begins to watch whether the request's client leaves */
+    /* when a request has waited for this long, the main thread begins to watch whether its client leaves */
     LOOP_WATCH_AFTER_MS = 20,
     /* interval of sweeps over all connections; a client that leaves during its request is noticed within two sweeps */
     LOOP_SWEEP_MS = 40,
-    /* memory is returned to the system if at least this many connections were open and most of them are closed now */
+    /* memory is returned to the system when most connections are closed, if at least this many were open before */
     LOOP_CROWD = 512,
-    LOOP_STOP_MS = 2000, /* time after a drain for the last answers to be sent */
+    LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
     /* A body whose text, without tensor data, has more bytes than this is checked on another thread. Checking a text
      * of this size takes 2 ms. */
@@ -228,7 +230,7 @@ enum {
     CONTEXTS_MAX_COUNT = 1024,
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
     CONTEXTS_TTL_MS = 300000,
-    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold a quarter of the staging memory */
+    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory */
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
     PAGES_GRANULE_BYTES = 4096,
@@ -306,7 +308,7 @@ enum {
 enum {
     /* largest number of batches on a device at a time, even if the device offers more streams */
     DEVICE_MAX_STREAMS = 16,
-    /* streams for guests, which are batches of flows (tenants) that have no other batch on the device (devices.c) */
+    /* number of streams for batches of flows (tenants) that have no other batch on the device (devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
@@ -324,7 +326,7 @@ enum {
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a lost device (it no longer answers), whose results nobody needs */
+    /* interval between two polls of a device that no longer answers, whose results nobody needs */
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
@@ -332,13 +334,13 @@ enum {
      * the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
-    /* alignment in bytes of merged tensors, and of the tensors of a problem that is cut over several devices */
+    /* alignment in bytes of merged tensors, and of the tensors of a problem that is divided among several devices */
     MERGE_LINE = 256,
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* if the workspace of an inline slot (for jobs that HTTP threads run themselves) has more bytes than this, it is
-     * freed after the job */
+    /* if the scratch memory of an HTTP thread's own computations on a GPU has more bytes than this, it is freed after
+     * each of them */
     INLINE_KEEP = 4 << 20,
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
      * bus transfers this many in 20 us */
@@ -362,7 +364,7 @@ enum {
     /* length of a sleep between two polls; the kernel doubles it, which is still too short for the core to enter a
      * deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for at most this long; after a longer wait, a small delay in noticing the end does not matter */
+    /* a thread polls for at most this long; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
     /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
      * polling would take processor time from the other threads. */
@@ -408,9 +410,9 @@ enum {
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    /* at most a quarter of the staging memory may be leased for bytes that have not arrived yet */
+    /* at most this fraction, a quarter, of the staging memory may be leased for bytes that have not arrived yet */
     STAGING_AHEAD_SHARE = 4,
-    /* warm staging memory (kept for the next request) goes back to the system if it is unused for this long */
+    /* staging memory that is kept for the next request goes back to the system if it is unused for this long */
     STAGING_WARM_MS = 30000,
     /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
      * hundredth of this size. */

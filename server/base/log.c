@@ -58,7 +58,7 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* waits for both conditions use CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished; /* both condition variables use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
     /* true: the writer thread of an earlier log_open() is still in write(), so new lines are only counted */
@@ -68,7 +68,7 @@ static struct {
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that `lost` lines have reported so far; `dropped` counts all lost lines */
+    /* number of lost lines that lines of the event `lost` have reported so far; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */

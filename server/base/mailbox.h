@@ -11,10 +11,10 @@
 #include <pthread.h>
 #include <uv.h>
 
-/* Embed this in the struct that is sent. One message may be in one mailbox at a time. */
+/* A message, to be embedded in the struct that is sent. One message may be in one mailbox at a time. */
 struct message {
     struct message *next;
-    int kind; /* meaning of the message, on which sender and handler agree */
+    int kind; /* kind of message, which sender and handler define */
 };
 
 typedef void (*mailbox_handler)(void *context, struct message *message);

@@ -42,7 +42,7 @@ enum kind { COUNTER, GAUGE, SECONDS, SIZES };
 static const struct row {
     const char *name;
     enum kind kind;
-    const char *labels; /* names of the labels: "" or "a" or "a,b" */
+    const char *labels; /* names of the labels of a metric: "" or "a" or "a,b" */
     const char *help;
 } rows[METRIC_COUNT] = {
 #define X(id, name, kind, labels, help) [METRIC_##id] = { name, kind, labels, help },
@@ -95,7 +95,9 @@ static bool histogram(enum metric_id id)
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
-    hash = text_hash(hash, "\xFF", 1); /* separates ("ab", "") from ("a", "b"); UTF-8 text has no byte 0xFF */
+    /* this byte, which UTF-8 text never has, separates the two labels, so that ("ab", "") and ("a", "b") have different
+     * hashes */
+    hash = text_hash(hash, "\xFF", 1);
     hash = text_hash(hash, label1, METRICS_LABEL_BYTES - 1);
     return hash ^ hash >> 15;
 }
@@ -213,7 +215,8 @@ static void put_label(struct text *p, const char *separator, const char *name, i
     text_put_char(p, '"');
 }
 
-/* Prints labels such as {endpoint="forward",le="0.1"}, or nothing if there are none. `le` may be NULL. */
+/* Prints the labels of a series, such as {endpoint="forward",le="0.1"}, or nothing if there are none. `le` may be
+ * NULL. */
 static void put_labels(struct text *p, const struct row *row, const struct series *s, const char *le)
 {
     const char *names = row->labels, *separator = "{";

@@ -72,7 +72,7 @@ struct staging_pool {
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
-/* Rounds a size in bytes up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds a size in bytes up to whole pages of memory. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -147,7 +147,8 @@ static size_t class_bytes(int size_class)
 static int class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
-    const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^log2 < bytes <= 2^(log2 + 1) */
+    /* the size is above 2^log2 and at most 2^(log2 + 1) */
+    const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1));
     if (log2 >= LARGEST_LOG2) return CLASS_COUNT;
     const size_t step = ((size_t)1 << log2) / STEPS;
     return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);

@@ -32,7 +32,7 @@ struct staging_block {
     void *memory;
     size_t bytes;
     int size_class;
-    int core;    /* the core on which the block was last released */
+    int core;    /* the core that released the block last */
     bool leased; /* false: the block is warm (kept for the next request) */
     /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for the
      * block yet */

@@ -36,8 +36,8 @@ struct cuda_args {
     /* The index of row i of sequence b and head h in lse, in delta and in a recomputed out is b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* In each head the launch computes tiles from this number on. In packed problems, tiles are numbered across all
-     * sequences. */
+    /* The launch computes, in each head, the tiles from this number on. In packed problems, tiles are numbered across
+     * all sequences. */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
      * or has seqlens */
@@ -312,7 +312,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the share of the tiles that this launch computes. */
+/* Reduces a grid of all tiles to the share of them that this launch computes. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -328,7 +328,7 @@ static inline bool tile_grid_fits(const attn_dims &d)
 
 struct tile_place {
     head_args x;
-    int i0; /* first query of the tile, counted inside the sequence */
+    int i0; /* first query of the tile, counted from the beginning of its sequence */
     bool exists;
 };
 

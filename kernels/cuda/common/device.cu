@@ -63,7 +63,7 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
+enum { COUNTER_BYTES = 128 }; /* the counter of a stream takes a whole cache line of this many bytes */
 
 /* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
  * cannot be cancelled, and it delays all other streams of the device. */
@@ -98,7 +98,7 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* the range [begin, end); both NULL: the range is empty */
+    const char *begin, *end; /* the memory from `begin` to before `end`; both NULL: no memory */
 };
 
 struct stream {
@@ -570,7 +570,7 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
         plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
         plan->kernel == &simple_observe.takes)
         return 0;
-    /* an observe (statistics of attention weights) keeps the marks of its rows in its kernels' own workspace */
+    /* the kernels of an observe (statistics of attention weights) keep the marks of its rows in their own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -849,7 +849,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues the steps of one problem that `steps` selects (NULL: all). */
+/* Queues those steps of one problem that `steps` selects (NULL: all). */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;

@@ -10,8 +10,8 @@
 
 #include "kernels/attention.h"
 
-/* Columns: CUDA's error number; CUDA's name; the message; 1 for a sticky error; the status of attention.h. device.cu
- * checks that numbers and names agree, because this header includes none of CUDA's. */
+/* Columns: CUDA's error number; CUDA's name of it; the message to the client; 1 for a sticky error; the status of
+ * attention.h. device.cu checks that numbers and names agree, because this header includes none of CUDA's headers. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

@@ -41,8 +41,8 @@ struct cuda_chip {
     /* One byte of pinned memory: 1 if kernels had marked rows (rows left to a later launch) when the host last checked.
      * NULL: this run has no later launch that computes marked rows, see launch_steps(). */
     uint8_t *found;
-    /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: all tiles, see
-     * in_shares() */
+    /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: it computes all tiles,
+     * see in_shares() */
     int share, shares;
     double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
     struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
@@ -112,7 +112,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
  * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* tiles [first, end) */
+    int64_t first, end; /* tiles first to end - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -176,9 +176,9 @@ struct cuda_kernel {
     bool shares;
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the largest head dim of the kernels on tensor cores */
+enum { TILE_HEAD_DIM = 256 }; /* the largest head size of the kernels on tensor cores */
 
-const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on newer chips */
+const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
 
 /* Features that every kernel computes: the basic tensors and options, and masks that let each row see one interval of
  * keys. */
@@ -218,7 +218,7 @@ static inline bool has_pages(const attn_plan *plan)
  * (each has its own context), and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* bit n is 1 after allow_shared() was called for device n */
+    static std::atomic<uint64_t> allowed; /* bit n of this number is 1 after allow_shared() was called for device n */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;

@@ -23,7 +23,8 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* after this barrier the weights may be overwritten: all lanes have read those of the previous row */
+    /* after this barrier the weights may be overwritten, because all lanes have read those of the previous row */
+    __syncwarp();
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }
@@ -50,7 +51,7 @@ DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weig
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        /* a part without visible keys is empty; `empty` is the same in all lanes */
+        /* a part that has no visible keys is empty; `empty` is the same in all lanes */
         const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *

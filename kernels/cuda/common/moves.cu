@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         /* this loop issues all loads before the next loop needs any of them, because host memory (staging) is slow to
+         /* this loop starts all loads before the next loop needs any of them, because host memory (staging) is slow to
           * read */
          n++) {
         const size_t i = threadIdx.x + n * THREADS;

@@ -134,7 +134,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if a number of the lane's row y is not finite. */
+/* Returns 0, or NaN if a number of the row y that this lane has is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -265,7 +265,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`, which is 1. If a sum overflows, the row is computed again with a unit of
+    /* o is the sum of P V times `unit`, which is 1. If the sum overflows, the row is computed again with a unit of
      * 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
@@ -390,10 +390,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers (x, y) for row i. If lse is huge, x is the row's largest score, and y the logarithm of the sum of
- * exponentials relative to that score; the function computes x and y anew, because rounding has removed the logarithm
- * from lse. Otherwise x is lse and y is 0. Without `now` x is lse and y is 0 also where tiles or a later launch compute
- * the parts of a huge lse. The whole warp calls it. */
+/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y the
+ * logarithm of the sum of exponentials relative to that score; the function computes x and y anew, because rounding has
+ * removed the logarithm from lse. Otherwise x is lse and y is 0. Without `now` x is lse and y is 0 also where tiles or
+ * a later launch compute the parts of a huge lse. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
@@ -463,8 +463,8 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* What gradient() returns for a visible pair: P, the factor of dropout, dZ, and dS = dZ * derivative. The whole warp
- * calls gradient(). */
+/* What gradient() returns for a visible pair: the probability P, the factor of dropout, the gradient dZ, and dS = dZ *
+ * derivative. The whole warp calls gradient(). */
 struct pair_gradient {
     float p, drop, dz, ds;
 };

@@ -23,7 +23,7 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
  * but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

@@ -21,8 +21,8 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`. A launch computes all rows, only strange rows (those
- * that tiles cannot compute), or only rows that are not strange. */
+/* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (those
+ * that tiles cannot compute), or only the others. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_mass(const __grid_constant
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { mass_of_key(a, n, rows); });
 }
 
-/* Calls visit(j, probability) in each lane for those of the lane's keys in [lo, hi) that query i sees. */
+/* Calls visit(j, probability) in each lane for those of the lane's keys lo to hi - 1 that query i sees. */
 template <class VISIT>
 DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const observed_rows &rows, int64_t i, int64_t lo,
                               int64_t hi, VISIT visit)
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });

@@ -187,9 +187,9 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
     return gradient_of_pair<N>(a, s, x, i, j).dz;
 }
 
-/* A part of the work on dbias. dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element of dbias is a sum
- * over its broadcast axes, with as many terms as the problem has queries at most. A launch adds terms [begin, end) to
- * the sum so far. */
+/* A part of the work on dbias. dbias is [nb, nh, nq, Sk]; an axis over which it is shared (broadcast) has size 1. An
+ * element of dbias is a sum over the shared axes, with as many terms as the problem has queries at most. A launch adds
+ * terms begin to end - 1 to the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -372,7 +372,7 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
  * rows, each warp looks at several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this many warps keep the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 

@@ -37,7 +37,8 @@ struct pair_cost {
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-/* factor of the time if a lane has more than CHANNELS channels of a row, which do not fit into registers */
+/* if a lane has more than CHANNELS channels (columns) of a row, which do not fit into registers, the time is multiplied
+ * by this factor */
 const double WIDE_COST = 2;
 
 /* Rows that tensor cores cannot compute may take this many times as long as other rows, because their scores are

@@ -277,8 +277,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* addresses of this lane's operands: of K and V by rows; of Q and dO by rows for S and dP, by columns for dK and
-     * dV */
+    /* addresses of this lane's operands: K and V by rows; Q and dO by rows for S and dP, by columns for dK and dV */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);

@@ -23,7 +23,8 @@ struct row_sum {
     double top, rest, delta, only;
 };
 
-/* A tensor after widen(): rows of `width` floats, a multiple of CHUNK, with zeros behind the tensor's channels. */
+/* A tensor after widen(), which copies it: rows of `width` floats, a multiple of CHUNK, with zeros behind the tensor's
+ * columns. */
 struct dense {
     float *data;
     uint8_t *strange; /* for each row one byte: 1 if the row has a NaN or an infinity */
@@ -34,7 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* where the results go; NULL: the result is not wanted. A backward always has out, because delta needs it */
+    /* where the results are written; NULL: the result is not wanted. A backward always has out, because delta needs it
+     * */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;

@@ -35,7 +35,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane's fragment: element e of the tile's block n of 8 columns. */
+/* Calls visit(n, e) for each number that a lane has of a tile: element e of the tile's block n of 8 columns. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll
@@ -80,7 +80,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Adds X Y^T of a chunk of channels to c: each warp has 16 rows of X, and all columns. */
+/* Adds X Y^T, for a chunk of columns of X and Y, to c: each warp has 16 rows of X, and all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;

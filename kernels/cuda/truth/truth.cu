@@ -142,13 +142,15 @@ struct block_work {
     int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
     /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
     int row, rows, columns;
-    int begin, end;      /* columns [begin, end): those that some row of the tile may see */
+    int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
     int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
-    /* members: number of query heads to visit; part: which WIDTH columns of the result the block computes */
+    /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block computes
+     * */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
-    int lo[2], hi[2]; /* columns [lo, hi) that causal, window and lengths let each of the lane's two rows see */
+    /* columns lo to hi - 1 are those that causal, window and lengths let each of the lane's two rows see */
+    int lo[2], hi[2];
     double scale;
 };
 
@@ -210,7 +212,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies channels [channel, channel + wide) of `count` rows to shared memory. Rows from `valid` on become zeros. */
+/* Copies columns channel to channel + wide - 1 of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
     const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
@@ -221,7 +223,7 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load what the loop's step `at` reads, as one group of asynchronous copies. Past the last tile the group is
+/* Begins to load what the loop reads in step `at`, as one group of asynchronous copies. Past the last tile the group is
  * empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
@@ -302,7 +304,7 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
     });
 }
 
-/* Ends the softmax of a lane's row number r, and stores lse. Returns the factor by which the row's result is
+/* Ends the softmax of row number r of this lane, and stores lse. Returns the factor by which the row's result is
  * multiplied. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {

@@ -60,14 +60,16 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+/* number of threads of a block, and of registers per thread of the producer (which loads) and of a consumer (which
+ * multiplies) */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
-/* a tile of keys arrives in PIECES pieces: four pieces of two boxes (64 columns each), and one piece of one box */
+/* a tile of keys arrives in PIECES loads: four of 128 columns each, and one of 64 columns */
 enum { PIECES = 5 };
-enum { KEPT = 3 }; /* consumers keep the last KEPT boxes (64 columns each) of Q in registers */
+/* the consumers (threads that multiply) keep the last KEPT boxes (64 columns each) of Q in registers */
+enum { KEPT = 3 };
 
-/* The two halves of a stage. LEFT: the columns of V that the left warpgroup multiplies; RIGHT: those of the right
- * warpgroup. */
+/* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies; RIGHT: those of the
+ * right warpgroup. */
 enum { LEFT, RIGHT };
 
 /* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier before MEET. The 128 threads of
@@ -76,10 +78,10 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    /* [stage][box of 64 columns]; the last box of a tile holds P after the scores of the tile were computed */
+    /* indices: buffer, box of 64 columns; the last box of a tile holds P after the scores of the tile were computed */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* for each row: the reference of its exponentials, and the factor of O; indices: the warpgroup that computed the
-     * row's scores, row */
+    /* for each row: the number that is subtracted from its scores before exp2, and the factor of O; indices: the
+     * warpgroup that computed the row's scores, row */
     float reference[2][BM], rescale[2][BM];
     float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
     /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
@@ -124,7 +126,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            /* the half of a tile that is loaded first is the left half in stage 0, and the right half in stage 1 */
+            /* the half of a tile that is loaded first is the left half in buffer 0, and the right half in buffer 1 */
             const int half = turn ^ s;
             /* only lane 0 waits and loads, because a lane that comes late to the wait might miss the phase */
             if (lane == 0) {
@@ -151,7 +153,7 @@ template <typename T, int W> struct warpgroup {
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
-    uint32_t phase[2] = { 0, 0 }; /* [stage]: phase of the barriers `full` */
+    uint32_t phase[2] = { 0, 0 }; /* phase of the barriers `full` of each buffer */
     softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
     uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
@@ -258,7 +260,7 @@ template <typename T, int W> struct warpgroup {
         await_piece(1 - W, W * 2 + 1);
     }
 
-    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a stage. */
+    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a buffer. */
     DEVICE void clear_tail(int stage, int j0) const
     {
         const int valid = place.q.last - j0;
@@ -560,7 +562,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
  * parts are added up. */
-enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks of the kernel per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
  * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128

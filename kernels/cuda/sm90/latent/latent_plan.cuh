@@ -22,7 +22,7 @@ struct plan {
     results to;
     /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
     int tiles, units;
-    /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
+    /* true: a unit is a group of splits, which a block computes one after the other; false: a unit is a single split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
     float2 *ml;     /* for each row of O: x: the reference of the exponentials in base 2; y: the sum l */
@@ -62,7 +62,7 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* some row sees keys [first, last); length: keys per split; splits: number of splits */
+    /* some row sees keys first to last - 1; length: number of keys per split; splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
@@ -81,11 +81,11 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block computes: rows from r0 on, over splits [begin, end). */
+/* What a block computes: rows from r0 on, over splits (parts of the keys) begin to end - 1. */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;
-    int open_lo, open_hi; /* all rows of the sequence see keys [open_lo, open_hi) */
+    int open_lo, open_hi; /* all rows of the sequence see keys open_lo to open_hi - 1 */
     int64_t unit;         /* index in the workspace of the block's first unit (split or split group) */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }

@@ -24,8 +24,8 @@ DEVICE void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arrives once at the barrier, and adds `bytes` of asynchronous copies to what the barrier's current phase waits
- * for. */
+/* Arrives once at the barrier, and says that the barrier's current phase must also wait for `bytes` bytes of
+ * asynchronous copies. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -71,7 +71,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
                  : "memory");
 }
-/* Prefetches the box at coordinates (c0..c3) into the L2. PTX ISA 9.7.9.27.1.4. */
+/* Prefetches the box (block of elements) at coordinates (c0..c3) into the L2 cache. PTX ISA 9.7.9.27.1.4. */
 DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
@@ -148,7 +148,7 @@ DEVICE void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-/* Prefetches a cache line into the L2. PTX ISA 9.7.9.16. */
+/* Prefetches a cache line into the L2 cache. PTX ISA 9.7.9.16. */
 DEVICE void prefetch_L2(const void *from)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));

@@ -37,7 +37,7 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* What end_rows() computes for the thread's two rows: the factor of O; and `top`, where 2^top is the divisor of the
+/* What end_rows() computes for the two rows of a thread: the factor of O; and `top`, where 2^top is the divisor of the
  * exponentials in l. */
 struct row_ends {
     float factor[2], top[2];
@@ -56,7 +56,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c > 0, so that -inf stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* base() multiplies by the factor c > 0, so that -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -89,7 +89,7 @@ DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, 
 /* Multiplies the thread's two rows of O by their factors. Returns whether all of O is finite. */
 template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2])
 {
-    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number is not finite; four independent sums hide latency */
+    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number of O is not finite; four independent sums hide latency */
 #pragma unroll
     for (int i = 0; i < N; i++) {
         O[i] *= factor[i / 2 % 2];
@@ -120,13 +120,13 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
     }
 }
 
-/* Copies staged rows from shared memory to global memory, whole rows at a time. `count` is the number of rows that
- * exist, at most 16. Each lane copies 16 bytes at a time. */
+/* Copies rows that store_rows() has put into shared memory to global memory, whole rows at a time. `count` is the
+ * number of rows that exist, at most 16. Each lane copies 16 bytes at a time. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. A row's piece stays
-     * in its chunk of 8 pieces. */
+    /* PIECES: number of pieces of 16 bytes in a row; PITCH: number of pieces from one row to the next in shared memory.
+     * A row's piece stays in its chunk of 8 pieces. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
@@ -179,7 +179,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
     }
 }
 
-/* Transposes 4x4 words of four neighbouring lanes. Lane q of the four gets word q of each of the four lanes. */
+/* Transposes 4 x 4 words of four neighbouring lanes: lane q of the four gets word q of each of the four lanes. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {
 #pragma unroll

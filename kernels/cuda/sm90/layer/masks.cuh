@@ -35,7 +35,7 @@ struct flash_mask {
      * them */
     const int32_t *bounds;
     int64_t batch, head, row;
-    /* [head][tile of keys]: the smallest and largest FlashMask bounds of the tile's keys */
+    /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */
     const attn_mask_extremes *extremes;
     int n, group, key_tiles;
     bool causal;
@@ -86,7 +86,7 @@ DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int 
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
 }
 
-/* Lists the tiles of keys that FlashMask lets rows [begin, end) see. All lanes of the warp must call this. */
+/* Lists the tiles of keys that FlashMask lets rows begin to end - 1 see. All lanes of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {
@@ -94,7 +94,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the tile below j that comes next in the list. The list must have such a tile. */
+/* Returns the next lower tile in the list of visible tiles, below tile j. The list must have such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;
@@ -111,7 +111,8 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* [row]: one bit per score; the loop is not unrolled, because all bounds at once would take too many registers */
+    /* one bit per score, for each of the two rows; the loop is not unrolled, because all bounds at once would take too
+     * many registers */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {

@@ -78,7 +78,7 @@ static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN,
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* Returns the tile_kind of a tile of keys for rows [i, i + KIND_ROWS). i must be a multiple of KIND_ROWS. */
+/* Returns the tile_kind of a tile of keys for rows i to i + KIND_ROWS - 1. i must be a multiple of KIND_ROWS. */
 DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 {
     const int64_t head = (b * kept.batch + h * kept.head) / kept.rows, blocks = attn_tiles(kept.rows, KIND_ROWS);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* one word per row; all loads are issued before the first result is used */
+        uint32_t bytes[ROWS]; /* one word per row; all loads are started before the first result is used */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(128)
     uint32_t even[4], odd[4], some = 0, every = ALL;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t bytes[16]; /* all loads are issued before the first result is used */
+        uint32_t bytes[16]; /* all loads are started before the first result is used */
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             bytes[n] = ALL;
@@ -385,7 +385,7 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* a pair is kept if its 16 random bits, in the upper half of a word, are above this number */
+    uint32_t most; /* dropout keeps a pair if its 16 random bits, in the upper half of a word, are above this number */
     float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */

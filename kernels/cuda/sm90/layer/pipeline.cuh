@@ -17,7 +17,7 @@
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
-/* The barriers of a ring with STAGES stages, in shared memory. */
+/* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
@@ -34,7 +34,8 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* A position in a ring: stage and phase. The warp that fills the ring has its own position, and so has each reader. */
+/* A position in a ring of buffers: the number of the buffer (stage), and the phase of its barriers. The warp that fills
+ * the ring has its own position, and so has each reader. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -48,7 +49,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Waits until the stage is free. The warp that fills stages calls this. */
+/* Waits until the buffer is free. The warp that fills the buffers calls this. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -57,7 +58,7 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* Waits until the stage is filled. Readers of the stage call this. */
+/* Waits until the buffer is filled. Readers of the buffer call this. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
@@ -81,7 +82,7 @@ enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 /* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
     int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number of the warp in the warpgroup */
-    bool leader;       /* whether this thread arrives at barriers for its warpgroup */
+    bool leader;       /* true if this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)

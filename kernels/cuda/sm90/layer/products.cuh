@@ -52,7 +52,7 @@ template <int ROWS> struct mn_major_low {
     DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
 };
 
-/* Returns the operand in stage n of a ring whose stages are BYTES apart; `first` is the operand in stage 0. */
+/* Returns the operand in buffer n of a ring whose buffers are BYTES apart; `first` is the operand in buffer 0. */
 template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
 {
     first.low += (uint32_t)n * (BYTES >> 4);
@@ -61,7 +61,7 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Issues d[64 x N] = A B, in STEPS steps along k. With add == 1 the product is added to d. */
+/* Starts the product d[64 x N] = A B, in STEPS steps along k. With add == 1 the product is added to d. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
 {
@@ -71,7 +71,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
     wgmma_commit();
 }
 
-/* Issues d[64 x N] = A B, in STEPS steps along k. B is MN-major. */
+/* Starts the product d[64 x N] = A B, in STEPS steps along k. B is MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {
@@ -81,7 +81,7 @@ DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* Issues d[64 x N] += A B, in STEPS steps along k. A is in registers. With add == 0 d starts from 0. */
+/* Starts the product d[64 x N] += A B, in STEPS steps along k. A is in registers. With add == 0 d starts from 0. */
 template <typename T, int N, int STEPS, class B>
 DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b, int add = 1)
 {

@@ -76,7 +76,7 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
 /* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report each repair
  * as an error, for tests in which none is necessary. */
 DEVICE void repair_begins() {}
-/* Loads four floats, bypassing the L1. PTX ISA 9.7.9.8. */
+/* Loads four floats from global memory, without the L1 cache. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
 {
     float4 x;
@@ -97,8 +97,8 @@ DEVICE int claim(int *counter)
     return x;
 }
 
-/* Copies 16 bytes from global to shared memory, bypassing the L1. If `valid` is false, writes zeros and reads nothing.
- * PTX ISA 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, without the L1 cache. If `valid` is false, writes zeros and reads
+ * nothing. PTX ISA 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
@@ -114,7 +114,7 @@ DEVICE void cp_async_wait_all()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Returns the L2 policy for data that is read only once: the L2 evicts such data before other data. PTX ISA
+/* Returns a cache policy for data that is read only once: the L2 cache evicts such data before other data. PTX ISA
  * 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
@@ -233,7 +233,7 @@ template <> DEVICE float2 unpack<__nv_bfloat16>(uint32_t r)
 {
     return make_float2(__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000));
 }
-/* Converts two float8_e4m3 numbers to bfloat16, exactly. `low` goes to the low half of the result. */
+/* Converts two float8_e4m3 numbers to bfloat16 without rounding. `low` goes to the low half of the result. */
 DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
 {
     uint32_t r;

@@ -9,9 +9,9 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* Lengths are below FAR, and larger windows are clamped to FAR. */
-const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 (50 or 60 MB) that K and V may take */
-const int LEAST_BM = 128;          /* the smallest number of queries per work tile, over all shapes */
+const int FAR = 1 << 29;           /* Lengths of sequences are below FAR; larger windows are reduced to FAR. */
+const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 cache (50 or 60 MB) that K and V may take */
+const int LEAST_BM = 128;          /* the smallest number of queries in a work tile, over all shapes of tiles */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
@@ -21,7 +21,7 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles [first, end): all of them or, in a long problem, a share */
+    int first, end; /* this launch computes work tiles first to end - 1: all of them or, in a long problem, a share */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: not all work tiles take the same
@@ -47,7 +47,7 @@ static inline void take_share(const cuda_chip *chip, tile_order &x)
 }
 
 struct head_tile {
-    int head, tile; /* `tile` is counted from the head's last work tile */
+    int head, tile; /* `tile` is counted backwards, from the head's last work tile */
 };
 
 /* Returns the head and the tile with number t in the order. Sections (heads ordered together) come one after the other.
@@ -128,7 +128,7 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
 
 /* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
 
-/* The band of keys that the rows of a sequence see: row i sees keys [i + lo, min(i + hi, Sk)). */
+/* The band of keys that the rows of a sequence see: row i sees keys i + lo to min(i + hi, Sk) - 1. */
 struct key_band {
     int lo, hi, Sk;
 };
@@ -141,10 +141,10 @@ ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 }
 
 struct key_tiles {
-    int first, last; /* a range of tiles of keys: [first, last) */
+    int first, last; /* a range of tiles of keys: first to last - 1 */
 };
 
-/* Returns the tiles of BN keys of which at least one of rows [begin, end) sees a key. */
+/* Returns the tiles of BN keys of which at least one of rows begin to end - 1 sees a key. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);

@@ -9,7 +9,7 @@
 
 enum { SCALE_Q, SCALE_K, SCALE_V };
 
-/* Scales of q, k and v for each batch row and key/value head. NULL stands for a scale of 1. */
+/* Scale factors of q, k and v for each batch row and key/value head. NULL stands for a factor of 1. */
 struct input_scales {
     const float *data[3];
     int64_t batch[3], head[3];
@@ -70,7 +70,7 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 
 /* The part of score_mods that applies to one head. */
 struct head_mods {
-    float cap, slope; /* softcap and slope of score_mods, converted for raw scores (q.k, not yet scaled) */
+    float cap, slope; /* softcap and slope of score_mods, converted for products q.k that are not scaled yet */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 

@@ -180,14 +180,15 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* Multiplies each of the thread's two rows of O by its factor. */
+/* Multiplies each of the two rows of O that a thread has by its factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale if a row of the warp has changed its reference. Returns whether it multiplied. */
+/* Multiplies O by rescale if a row of the warp has changed its reference (the number subtracted from its scores).
+ * Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

@@ -18,7 +18,7 @@
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* bytes per element */
+    int element; /* number of bytes of an element */
     int64_t B, H, rows, columns, batch, head, row;
 };
 
@@ -118,7 +118,7 @@ DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &t
     bulk_commit();
 }
 
-/* Prefetches a tile into the L2. */
+/* Prefetches a tile into the L2 cache. */
 template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
 {
     for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);

@@ -13,21 +13,21 @@
 
 namespace {
 
-const int BQ = 64; /* queries per tile */
+const int BQ = 64; /* number of queries in a tile */
 /* A consumer adds up P of this many tiles of queries in float32, and then adds the sums in double. */
 const int FOLD = 8;
 const int SUMS_BARRIER = 10;
 
 template <int D_> struct mass_shape {
     static const int D = D_, C = 3, CHUNKS = D / 64, THREADS = 128 * C + 32;
-    static const int STAGES = D == 256 ? 1 : 2; /* stages of each consumer's ring of queries */
-    static const int KEYS = D <= 128 ? 2 : 1;   /* stages of the ring of keys */
+    static const int STAGES = D == 256 ? 1 : 2; /* number of buffers in each consumer's ring of queries */
+    static const int KEYS = D <= 128 ? 2 : 1;   /* number of buffers in the ring of keys */
 };
 
 template <class X> struct mass_memory {
     alignas(1024) uint16_t K[X::KEYS][BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t Q[X::C][X::STAGES][BQ * 64 * X::CHUNKS];
-    float sums[2][X::C * 4][BN]; /* [work tile % 2][warp]: sums of P over the warp's queries */
+    float sums[2][X::C * 4][BN]; /* sums of the probabilities over the warp's queries; indices: work tile % 2, warp */
     struct {
         barrier_pairs<X::KEYS> K;
         barrier_pairs<X::STAGES> Q[X::C];
@@ -42,18 +42,18 @@ template <class X> struct mass_memory {
 
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
-    int per_head, heads, first, end; /* this launch computes work tiles [first, end) */
+    int per_head, heads, first, end; /* this launch computes work tiles first to end - 1 */
     /* true: work tiles differ in length, and the longest (those of the first keys) come first */
     bool uneven;
 };
 
-/* A work tile: keys [j0, j1) of head x, and queries [i0, i1): those that see one of these keys and are summed in
- * key_mass. */
+/* A work tile: keys j0 to j1 - 1 of head x, and queries i0 to i1 - 1: those that see one of these keys and are summed
+ * in key_mass. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: keys from this one on have no entry in key_mass */
     int i0, i1;
-    int first, count; /* tiles of queries [first, first + count) */
+    int first, count; /* tiles of queries first to first + count - 1 */
 };
 
 DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t)
@@ -112,7 +112,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The members base and inverse of tile_rows, for the thread's two rows. */
+/* The members base and inverse of tile_rows, for the two rows of a thread. */
 struct two_ends {
     float2 end[2];
 };

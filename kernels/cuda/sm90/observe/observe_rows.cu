@@ -17,7 +17,7 @@ namespace {
 template <int D_> struct rows_shape {
     static const int D = D_, C = 2, BM = 64 * C, CHUNKS = D / 64, THREADS = 128 * C + 32;
     static const int STAGES = D == 64 ? 4 : D == 192 ? 3 : 2;
-    static const int BLOCKS = D <= 128 ? 2 : 1; /* blocks per multiprocessor */
+    static const int BLOCKS = D <= 128 ? 2 : 1; /* number of blocks of the kernel per multiprocessor */
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
@@ -38,7 +38,8 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 }
 
 template <class X> struct rows_memory {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
+    /* Q of each consumer: D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS];
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
      * sums l and e, relative to x; w: 1 */

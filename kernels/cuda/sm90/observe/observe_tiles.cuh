@@ -16,7 +16,7 @@
 
 namespace {
 
-const int BN = 128; /* keys per tile */
+const int BN = 128; /* number of keys in a tile */
 
 /* The tensor maps of q and k. A box (what one load brings) has 64 rows of q, or BN rows of k. */
 struct qk_maps {
@@ -48,7 +48,7 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), (int)attn_min64(g.left, FAR), (int)attn_min64(g.right, FAR), (int)s.Sk);
 }
 
-/* The batch row of a sequence in its tensor. */
+/* Returns the batch row of its tensor in which a sequence lies (0 if sequences are packed). */
 DEVICE int tensor_batch(const attn_geometry &g, int64_t b)
 {
     return g.dims.packed ? 0 : (int)b;
