@@ -150,17 +150,10 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         /* texts that the hint puts in front of the rest of the refused value, and behind it */
         const char *before, *behind;
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* "9000" becomes "127.0.0.1:9000" */
-        { ":", "127.0.0.1:", "" },
-        { "*:", "0.0.0.0:", "" },
-        { "http://", "", "" },
-        { "https://", "", "" },
-        /* "0.0.0.0" becomes "0.0.0.0:8080" */
-        { "tcp://", "", "" },
-        { "unix://", "unix:", "" },
-        { "", "", ":8080" },
-        { "", "[", "]:8080" },
-        { "/", "unix:/", "" },
+        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
+        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
+        { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
