@@ -32,20 +32,24 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
-    /* entry i is the kind of the characters whose upper half (hi) is i */
+    /* entry i of the table is the kind of the characters whose upper 4 bits are i */
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
-        /* low 4 bits 1 to 9: the alphabet has digits and letters, but no + or / */
+        /* entry for characters whose lower 4 bits are 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
+        NEVER | PLUS_SLASH | AO_ao,
+        /* entries for lower 4 bits of 1 to 9: the alphabet has digits and letters, but no + or / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: the alphabet has J Z j z, but no + or / and no digit */
-        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: the alphabet has + K k, but no digit and no letter P-Z p-z */
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* low 4 bits C to E: the alphabet has L M N l m n, but no + or /, no digit and no letter P-Z p-z */
+        /* entry for characters whose lower 4 bits are A: the alphabet has J Z j z, but no + or / and no digit */
+        NEVER | PLUS_SLASH | DIGITS,
+        /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
+        NEVER | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, no digit and no letter P-Z
+         * p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | DIGITS | PZ_pz); /* low 4 bits F: the alphabet has / O o, but no digit and no letter P-Z p-z */
+        /* entry for lower 4 bits of F: the alphabet has / O o, but no digit and no letter P-Z p-z */
+        NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 

@@ -38,15 +38,15 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 struct piece {
     const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
     encode_as as;              /* how the tensor is written: as bytes, as base64, or as numbers */
-    size_t offset;             /* offset of the piece's text in the encoder's buffer */
+    size_t offset;             /* where the piece's text begins in the encoder's buffer, in bytes */
     uint64_t length;           /* length in bytes of what the piece writes */
 };
 
 enum {
     /* The longest token, such as "]],[[-1.5", has brackets and one number. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: bytes of text in the answer to one problem, which is an error, or the names and shapes of the outputs
-     * and the other members. TENSOR_BYTES: bytes for one output, whose shape has at most 168 bytes. */
+    /* ITEM_BYTES: upper bound on the text of the answer to one problem, which is an error, or the names and shapes of
+     * the outputs and the other members. TENSOR_BYTES: that of one output, whose shape has at most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */

@@ -25,14 +25,14 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* any error will do, because a client that cancelled its request does not read the answer */
+    /* a client that cancelled its request does not read the answer, so any error will do */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* 503 (try again), because another process can do the work, or this process after a restart */
+    /* status 503 (try again), because another process can do the work, or this process after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
     case ATTN_OK:

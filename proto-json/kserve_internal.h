@@ -63,7 +63,7 @@ struct kserve_reader {
     proto_input places[PROTO_TENSORS]; /* positions of the tensors among the inputs, once the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
-    uint64_t binary; /* outputs whose bytes follow the answer's JSON, as bits of attn_tensor_id */
+    uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
     /* for a merge: one more than the index of the last part whose gradient the request names as an output */

@@ -363,7 +363,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* now v has numbers of two digits in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -974,7 +974,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
     /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
-     * has one digit less than s. Both candidates are computed without a branch, because the processor could not predict
+     * has one digit less than s. Both results are computed without a branch, because the processor could not predict
      * it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;

@@ -74,10 +74,11 @@ typedef struct numbers_reader {
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
-    /* true: some element was not an integer literal; fraction_element is the index of the first element of this kind */
+    /* true: some element was written with a fraction or an exponent; fraction_element is the index of the first such
+     * element */
     bool fractional;
     uint64_t fraction_element;
-    /* true: some element was true or false; truth_element is the index of the first element of this kind */
+    /* true: some element was the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
     /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:

@@ -13,7 +13,7 @@ typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    /* a check: compares results that the client sends with exact ones, and says what is wrong with the client's */
+    /* a check: compares results that the client sends with exact ones, and says what is wrong with them */
     PROTO_OP_CHECK,
     PROTO_OP_MERGE, /* a merge: results of the same queries over different parts of the keys become one result */
     PROTO_OP_COUNT
@@ -68,7 +68,7 @@ typedef struct proto_operation {
     uint64_t gives;   /* outputs that the member `outputs` may name */
     /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
-    uint64_t usual; /* default outputs, of a problem without the member `outputs` */
+    uint64_t usual; /* outputs that a problem gets if it has no member `outputs` */
     /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
      * That member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;

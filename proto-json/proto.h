@@ -212,7 +212,7 @@ typedef struct proto_item {
      * and the problem is not checked yet. The caller sets the other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
+    unsigned counts; /* observe: the numbers that the client wants beside tensors: one bit for each proto_count_id */
     /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: that of a row of Q and K */
@@ -236,7 +236,8 @@ typedef struct proto_item {
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 
-/* The types of a body's members. The comment of each type gives its form in JSON, and the C type in proto_item. */
+/* The types of a body's members. The comment of each type says how the value is written in JSON, and which C type
+ * stores it in proto_item. */
 typedef enum proto_type {
     PROTO_TYPE_BOOL,   /* JSON true or false; stored as a bool */
     PROTO_TYPE_NUMBER, /* any JSON number; stored as a double */
@@ -494,7 +495,8 @@ typedef enum proto_stage {
 } proto_stage;
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
-typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
+/* the result of `verify`: how far outputs are from their recomputation in float64 */
+typedef struct proto_verification {
     /* max_abs: largest absolute error of out; relative: max_abs / the largest |out| */
     double max_abs, relative;
     int64_t rows;

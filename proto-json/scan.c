@@ -40,7 +40,7 @@ enum state {
     AFTER, /* a value is complete: ',' or the end of the object or array around it must follow */
     STRING,
     ESCAPE,    /* after '\' */
-    HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
+    HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
     MINUS,     /* MINUS to EXPONENT_DIGITS are states inside a number, named after the character that was read last */
@@ -51,8 +51,8 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* inside the word true, false or null */
-    ARRAY,   /* inside an array that is being extracted; the reader in numbers.c has the state */
+    LITERAL, /* the next bytes are the rest of the word true, false or null */
+    ARRAY,   /* the next bytes belong to an array that is being extracted; the reader in numbers.c has the state */
     DONE,    /* behind the body's value, where only white space may follow */
 };
 

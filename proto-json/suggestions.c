@@ -400,7 +400,7 @@ const struct suggestion suggestions[] = {
     { SUGGESTION_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
     { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
       "float32" },
-    /* v2: the dtype bfloat16 of the package ml_dtypes is V2 in NumPy's notation */
+    /* in NumPy's notation, V2 (here in lower case) is the dtype bfloat16 of the package ml_dtypes */
     { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf", "bfloat16" },
     { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
