@@ -44,10 +44,9 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
         /* entry for characters whose lower 4 bits are A: the alphabet has J Z j z, but no + or / and no digit */
         NEVER | PLUS_SLASH | DIGITS,
         /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
-        NEVER | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, no digit and no letter P-Z
-         * p-z */
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        NEVER | DIGITS | PZ_pz,
+        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, no digit, no letter P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
         /* entry for lower 4 bits of F: the alphabet has / O o, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
