@@ -45,7 +45,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
         NEVER | PLUS_SLASH | DIGITS,
         /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz,
-        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, no digit, no letter P-Z p-z */
+        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, digit or letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
         /* entry for lower 4 bits of F: the alphabet has / O o, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz);
