@@ -15,7 +15,7 @@ typedef float wide_float __attribute__((vector_size(PRODUCTS_BYTES)));
 #define PRODUCTS_UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* Defines a function that computes rows [0, ROWS) of C, one register of columns at a time. */
+/* Defines a function that computes rows 0 to ROWS - 1 of C, one register of columns at a time. */
 #define PRODUCTS_STRIP(name, real, wide, ROWS)                                                                  \
     static inline __attribute__((always_inline)) void name(int64_t n, int64_t k, const real *A, int64_t row,    \
                                                            int64_t column, const real *B, int64_t ldb, real *C, \

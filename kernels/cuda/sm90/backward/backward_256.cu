@@ -40,13 +40,13 @@ namespace {
 /* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
-    /* K of the block's keys; after the last product with K, the same memory stages dV */
+    /* K of the block's keys; after the last product with K, this memory holds dV on its way to global memory */
     alignas(1024) uint16_t K[X::BN * X::D];
     alignas(1024) uint16_t V[X::BN * X::DV];
-    /* a ring of tiles of Q; after the last product with Q, stage 0 stages dK */
+    /* a ring of tiles of Q; after the last product with Q, buffer 0 holds dK on its way to global memory */
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* staging memory for the dS that is copied to global memory */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
     /* P^T in the register layout of an operand: 16 bytes per thread of a consumer */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
@@ -95,8 +95,8 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A is in registers for the first HELD steps, and in
- * shared memory for the others. */
+/* Computes d = A B (64 rows and N columns), where A has 16 * STEPS columns. The first 16 * HELD columns of A are in
+ * registers, and the others in shared memory. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -120,7 +120,7 @@ template <typename T, class X> struct half_of_keys {
     const int rounds;
     /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
-    ring<X::STAGES> at;         /* ring position of the newest tile of queries */
+    ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers */
     ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -162,8 +162,8 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* Multiplies this consumer's sums (dK or dV) by `factor`, stages them in shared memory and stores them as rows of
-     * the gradient. Sets the warp's flag if a result is not finite. */
+    /* Multiplies this consumer's sums (dK or dV) by `factor`, writes them to shared memory, and stores them from there
+     * as rows of the gradient. Sets the warp's flag if a result is not finite. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -252,7 +252,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV is staged in sm.K, which no other warp reads after this warp's last product with K */
+        /* dV goes to sm.K first, which no other warp reads after this warp's last product with K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -356,8 +356,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] may stage dK, because no consumer reads Q any more: the consumer that makes P has made the last P,
-         * and does so only after its last product with Q */
+        /* dK may go to sm.Q[0] first, because no consumer reads Q any more: the consumer that makes P has made the last
+         * P, and does so only after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };

@@ -45,9 +45,9 @@ template <int D_, int DV_> struct shape {
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
  * 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has a tile of dS for each tile of
- * keys that it sees. The n-th tile of queries of a head shares room for `width` tiles of dS with the n-th from the end:
- * one counts its tiles from the start of the room, the other from the room's end. Under a causal mask one of the two
- * sees few keys where the other sees many, so the room has no gap. */
+ * keys that it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the
+ * end: one counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two
+ * sees few keys where the other sees many, so the memory has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
@@ -134,7 +134,7 @@ DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 }
 
 template <class X> struct shared_queries {
-    /* Q of each consumer; at the end the same memory stages the consumer's dQ */
+    /* Q of each consumer; at the end this memory holds the consumer's dQ on its way to global memory */
     alignas(1024) uint16_t Q[2][X::BM * X::D];
     alignas(1024) uint16_t dO[2][X::BM * X::DV];
     alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
@@ -174,8 +174,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Returns a copy of the operand, of whose value ptxas knows nothing. ptxas then computes the addresses of the operand's
- * steps at each use, and does not keep all of them in registers. */
+/* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
+ * addresses of the operand's steps at each use, and does not keep all of them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -196,7 +196,7 @@ template <typename T, class X> struct query_gradients {
     const int row0;        /* index of this warpgroup's first query */
     ring<X::STAGES_KV> at; /* position, in the ring of K and V, of the newest tile that this warpgroup multiplies */
     int tile;              /* number of the newest tile of keys that this warpgroup multiplies */
-    /* all rows of this warpgroup see all keys of tiles [free_first, free_last) */
+    /* all rows of this warpgroup see all keys of tiles free_first to free_last - 1 */
     int free_first, free_last;
     float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
     const k_major_low<BM> Q, dO; /* operands: this warpgroup's rows of Q and of dO */
@@ -241,7 +241,7 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the stage of the tile before the newest one. */
+    /* Releases the buffer of the tile before the newest one. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])

@@ -22,7 +22,7 @@ template <class X> static __device__ __noinline__ void repair_queries_of(const c
 template <typename T, class X> struct dq_writer {
     const cuda_args &a;
     const plan &p;
-    uint16_t *const staging; /* staging memory of this warp: 16 rows of 64 numbers */
+    uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
     int known = -1; /* the newest head of which all tiles of keys are known to be done */
 

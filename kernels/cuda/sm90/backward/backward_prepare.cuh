@@ -2,8 +2,8 @@
  * rowsum(dO O) - dlse, and lse in base 2. This kernel is memory bound: O and dO are as large as the backward's other
  * tensors together. The kernel backward_tiles is bound by products. Both therefore run at the same time: a few blocks
  * of this kernel, each alone on a multiprocessor, prepare head after head, and backward_tiles starts on the other
- * multiprocessors at once. The loader of backward_tiles waits until all queries of a head are prepared. When this
- * kernel ends, blocks of backward_tiles start on its multiprocessors too.
+ * multiprocessors at once. The producer of backward_tiles, which loads tiles, waits until all queries of a head are
+ * prepared. When this kernel ends, blocks of backward_tiles start on its multiprocessors too.
  *
  * All blocks of this kernel are running before the first block of backward_tiles begins (launch_dependents()).
  * Therefore blocks of backward_tiles only wait for work that is in progress. */
@@ -19,8 +19,8 @@ namespace {
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* A unit of work: queries [i0, i0 + UNIT_ROWS) of a sequence and head. At the end of a sequence some or all of these
- * queries do not exist. `place` is the number of the query tile that they belong to (see query_tile()). */
+/* A unit of work: queries i0 to i0 + UNIT_ROWS - 1 of a sequence and head. At the end of a sequence some or all of
+ * these queries do not exist. `place` is the number of the query tile that they belong to (see query_tile()). */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;

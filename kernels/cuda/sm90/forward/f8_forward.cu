@@ -55,8 +55,8 @@ typedef __nv_bfloat16 bf16;
  * 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES stages of the
- * ring; T, the type in which q and k are multiplied; SHORT_ENDS, explained at the member below. */
+/* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES buffers for
+ * tiles in each ring; T, the type in which q and k are multiplied; SHORT_ENDS, explained at the member below. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
     /* Whether a work tile (BM rows of one head) begins and ends faster: in the first tile of keys only scores that some
@@ -103,7 +103,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums take */
 };
 
-/* A work tile: rows [i0, i0 + BM) of head h of batch row b, with tiles of keys [first, last). */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -115,8 +115,8 @@ struct __align__(16) work_tile
 
 enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
 
-/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end the same memory stages the
- * warp's 16 rows of out. */
+/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end this memory holds the warp's
+ * 16 rows of out on their way to global memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
     /* for each pair of rows: x, y: the sums l of the two rows; z, w: the maxima to which the sums of the two rows are
@@ -414,7 +414,7 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* Return the operands K and V: the stages of the rings that this consumer reads next. */
+    /* Return the operands K and V: the buffers of the rings that this consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -590,7 +590,8 @@ template <class X> struct attention {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        __syncwarp(); /* after this barrier the memory of the warp's sums stages out: all lanes have read the sums */
+        __syncwarp(); /* after this barrier out may overwrite the warp's sums in shared memory: all lanes have read
+                       * the sums */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -655,7 +656,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 
 /* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
  * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V are too slow
- * alone. The unit is staged in the memory of the warp's sums. */
+ * alone. On its way, the unit is in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }

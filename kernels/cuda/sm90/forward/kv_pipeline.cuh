@@ -33,7 +33,8 @@ template <int C, int STAGES> struct kv_barriers {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        /* a work tile has C * 4 + 1 readers that release it: each warp of the consumers, and the loader */
+        /* a work tile has C * 4 + 1 readers that release it: each warp of the consumers, and the warp that loads tiles
+         * */
         init_pairs(work, C * 4 + 1);
     }
 };
@@ -64,8 +65,8 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile in sm.work and the loader needs the next work tile. All lanes of the
- * warp must call this. */
+/* Waits until all readers have read the work tile in sm.work and the warp that loads tiles needs the next work tile.
+ * All lanes of the warp must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
@@ -157,7 +158,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the stage of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
+    /* Releases the buffer of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -166,8 +167,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
     /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. The loop does not end at
-     * `count`, because after a loop whose end comes from memory ptxas would keep stages and descriptors in registers of
-     * each thread, which costs 2 to 4 % of the time. */
+     * `count`, because after a loop whose end comes from memory ptxas would keep numbers of buffers and descriptors in
+     * registers of each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -181,7 +182,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Releases all tiles of keys, [first, last), of a work tile in which this warpgroup computes nothing. */
+    /* Releases tiles of keys first to last - 1, which are all tiles of a work tile in which this warpgroup computes
+     * nothing. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();

@@ -71,7 +71,7 @@ template <int STEPS> struct transpose_memory {
     unit units[TRANSPOSERS][2];
 
     static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
-    /* Returns the address of the calling warp's staging memory. */
+    /* Returns the address of the shared memory through which the calling warp transposes V. */
     DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
@@ -209,7 +209,8 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
+            __syncwarp(); /* after this barrier the next step may overwrite V in shared memory: all lanes have read
+                           * it */
         }
         publish(at(0));
     }
@@ -230,7 +231,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
+                __syncwarp(); /* after this barrier the next step may overwrite V in shared memory: all lanes have
+                               * read it */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
@@ -276,8 +278,8 @@ DEVICE bool had_any_nan(const transpose_plan &p)
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) with keys of [begin, end) of a head. The
- * caller must have waited until these units are ready. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that has one of keys begin to end - 1 of a
+ * head. The caller must have waited until these units are ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

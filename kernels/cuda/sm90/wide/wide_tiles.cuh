@@ -15,9 +15,9 @@
  *       O = rescale1 O + P1 V1                        O = rescale1 O + P1 V1
  *       S2 = Q K2^T                                   S3 = Q K3^T
  *
- * K and V arrive in boxes of 64 keys and 64 columns. Each consumer has a ring of stages of its own, which a warp of the
- * producer fills in the order in which the consumer multiplies: K of its own tile, then its columns of V of both tiles.
- * A stage is released as soon as its product has retired.
+ * K and V arrive in boxes of 64 keys and 64 columns. Each consumer has a ring of buffers of its own, which a warp of
+ * the producer fills in the order in which the consumer multiplies: K of its own tile, then its columns of V of both
+ * tiles. A buffer is released as soon as its product has retired.
  *
  * A thread has the same rows and keys in both consumers, so P, the references and the rescale factors pass from thread
  * to thread through one buffer. The two consumers use the buffer alternately: a consumer reads P of the other before
@@ -95,16 +95,17 @@ template <> struct wide_lists<true> {
 
 template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::DC][BOX];
-    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* the rings of boxes of K and V; indices: consumer, stage */
+    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* the rings of boxes of K and V; indices: consumer, number of
+                                                     * the buffer */
     alignas(16) passed P;
-    /* sums l of P in the thread's two rows (x, y); indices: slot of the work tile, consumer, thread */
+    /* sums l of P in the thread's two rows (x, y); indices: buffer (0 or 1) of the work tile, consumer, thread */
     float2 l[2][2][128];
     wide_work work[2];
     struct {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the loader begins to load the last keys of a work tile */
+        uint64_t wanted; /* completes when the thread that loads tiles begins to load the last keys of a work tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */
@@ -112,7 +113,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
     {
         for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
         init_pairs(bars.Q, 2);
-        init_pairs(bars.work, 4); /* a work tile has four readers: two loaders and two consumers */
+        init_pairs(bars.work, 4); /* a work tile has four readers: two threads that load tiles, and two consumers */
         mbarrier_init(smem_addr(&bars.wanted), 1);
         fence_mbarrier_init();
     }
@@ -292,7 +293,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` stages of the ring, the first of which is `distance` stages before the present one. */
+    /* Releases `count` buffers of the ring, the first of which is `distance` buffers before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -316,7 +317,7 @@ template <typename T, class X, int W> struct wide_consumer {
             }
     }
 
-    /* Issues S += Q K^T for box c of K, which is the next stage of the ring. */
+    /* Issues S += Q K^T for box c of K, which is in the next buffer of the ring. */
     template <int c> DEVICE void score_box(float (&S)[BN / 2])
     {
         await_box();
@@ -408,7 +409,7 @@ template <typename T, class X, int W> struct wide_consumer {
 
     /* ---- O += P V ------------------------------------------------------------------------------------------------ */
 
-    /* Sets rows of V past the end of the sequence to zero, in the next BOXES stages. */
+    /* Sets rows of V past the end of the sequence to zero, in the next BOXES buffers of the ring. */
     DEVICE void clear_tail(const work_tile &t)
     {
         ring<X::STAGES> box = at;
