@@ -21,7 +21,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* ---- Status ------------------------------------------------------------------------------------------------------ */
+/* ---- Statuses and error messages --------------------------------------------------------------------------------- */
 
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
 {
@@ -46,7 +46,7 @@ const char *attn_status_name(attn_status status)
     return (unsigned)status < ATTN_STATUS_COUNT ? names[status] : "?";
 }
 
-/* ---- Dtypes ------------------------------------------------------------------------------------------------------ */
+/* ---- Dtypes: sizes and names ------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *wire, *safetensors, *kserve;
@@ -84,7 +84,7 @@ bool attn_dtype_parse(const char *name, attn_dtype *dtype)
     return false;
 }
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Which tensors an operation has, and their dtypes and axes --------------------------------------------------- */
 
 const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT] = {
 #define X(name, role, dtypes, axes, meaning) { #name, ATTN_ROLE_##role, ATTN_RULE_##dtypes, axes, meaning },
@@ -224,7 +224,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
     return attn_shape_elements(rank, shape, &n) && !__builtin_mul_overflow(n, (int64_t)attn_dtype_bytes(dtype), bytes);
 }
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- The sizes of a problem, found from the shapes of its tensors ------------------------------------------------ */
 
 /* Returns whether k and v of a packed problem are [B, Sk, Hk, D]: row b of k holds the keys of sequence b. */
 static bool rows_of_keys(const attn_problem *p)
@@ -447,7 +447,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     }
 }
 
-/* ---- Geometry: strides by meaning -------------------------------------------------------------------------------- */
+/* ---- A problem's geometry: addresses and strides of all tensors -------------------------------------------------- */
 
 static attn_view view_of(const attn_problem *p, attn_tensor_id id)
 {
@@ -524,7 +524,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     return g;
 }
 
-/* ---- Features ---------------------------------------------------------------------------------------------------- */
+/* ---- Features: the tensors and options that a problem uses ------------------------------------------------------- */
 
 const attn_option_info attn_options[] = {
 #define X(id, wire, meaning) { wire, meaning },
@@ -640,7 +640,7 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* ---- Work -------------------------------------------------------------------------------------------------------- */
+/* ---- How much work a problem is: operations and scores ----------------------------------------------------------- */
 
 double attn_flops(const attn_problem *p)
 {

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-/* ---- Status ------------------------------------------------------------------------------------------------------ */
+/* ---- Statuses and error messages --------------------------------------------------------------------------------- */
 
 /* One row per status: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
@@ -74,7 +74,7 @@ attn_status attn_fail(attn_error *err, attn_status status, const char *member, c
 
 const char *attn_status_name(attn_status status); /* "INVALID" */
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Tensors: dtypes, shapes and strides ------------------------------------------------------------------------- */
 
 /* One row per dtype: id, name in requests, safetensors name, KServe name, bytes, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
@@ -140,7 +140,7 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
-/* ---- Problems ---------------------------------------------------------------------------------------------------- */
+/* ---- Problems: what one call computes ---------------------------------------------------------------------------- */
 
 /* Rules for the dtype of a tensor. Each row: id, dtypes that are always allowed, dtypes that are allowed where q has
  * the same dtype. */
@@ -503,7 +503,7 @@ void attn_observe_region(attn_problem *p);
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
-/* ---- Features ----------------------------------------------------------------------------------------------------
+/* ---- Features: the tensors and options that a problem uses -------------------------------------------------------
  *
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
  * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
@@ -643,7 +643,7 @@ typedef struct attn_lse_look {
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
 attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, attn_error *err);
 
-/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+/* ---- Devices: opening them, and their memory --------------------------------------------------------------------- */
 
 typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
@@ -723,7 +723,7 @@ void attn_device_release_import(attn_device *device, void *memory);
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
-/* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
+/* ---- Kernels, and plans (which kernel computes a problem) -------------------------------------------------------- */
 
 /* What one kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
  * kernel may still refuse a problem for its sizes or strides. */
@@ -810,7 +810,7 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
-/* ---- Streams: work in order, asynchronous ------------------------------------------------------------------------ */
+/* ---- Streams: a stream runs its work in order, while the caller goes on ------------------------------------------ */
 
 attn_status attn_stream_open(attn_device *device, attn_stream **stream, attn_error *err);
 void attn_stream_close(attn_stream *stream);
@@ -854,7 +854,7 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
  * none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
-/* ---- Merging: attention to parts of the keys ----------------------------------------------------------------------
+/* ---- Merging: results over parts of the keys become one result ----------------------------------------------------
  *
  * A merge makes the result over all keys from the results of the same queries over parts of the keys:
  *
@@ -978,7 +978,7 @@ attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
-/* ---- The truth: results in float64, on a device -------------------------------------------------------------------
+/* ---- The truth: a device computes results in float64 --------------------------------------------------------------
  *
  * A problem's results as the definitions above give them, with every mask and option. All is computed in float64, and
  * nothing is rounded to a dtype afterwards: other results can be compared with these.

@@ -219,7 +219,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     return ATTN_OK;
 }
 
-/* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
+/* ---- 1. The tensors q, k and v ----------------------------------------------------------------------------------- */
 
 /* Returns the index of the axis with this letter (attn_axes), in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
@@ -395,7 +395,7 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- 4. Memory --------------------------------------------------------------------------------------------------- */
+/* ---- 4. The tensors' memory -------------------------------------------------------------------------------------- */
 
 static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
@@ -440,7 +440,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     return ATTN_OK;
 }
 
-/* ---- 5. Options -------------------------------------------------------------------------------------------------- */
+/* ---- 5. The values of options ------------------------------------------------------------------------------------ */
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
@@ -527,7 +527,7 @@ static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn
     return ATTN_OK;
 }
 
-/* ---- 6. Values --------------------------------------------------------------------------------------------------- */
+/* ---- 6. The values in the tensors -------------------------------------------------------------------------------- */
 
 /* A function that looks for an invalid element in a row of `count` elements. It returns the index of the first one, or
  * -1 if all are valid. */
@@ -794,7 +794,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* ---- The whole check --------------------------------------------------------------------------------------------- */
+/* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
 /* Does steps 1 to 3 of the list at the top of this file (q, k and v; which tensors stand together; other tensors). */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)

@@ -22,7 +22,7 @@
 #include "kernels/strange.h"
 #include "kernels/tiles.h"
 
-/* ---- Rates ------------------------------------------------------------------------------------------------------- */
+/* ---- Rates: the measured times of kernels ------------------------------------------------------------------------ */
 
 /* Families of kernels. An option costs the same in all kernels of a family. NARROW are the Hopper kernels for few rows,
  * HOPPER the other Hopper kernels. */
@@ -258,7 +258,7 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
     return strcmp(r->kernel, kernel) == 0;
 }
 
-/* ---- Sums -------------------------------------------------------------------------------------------------------- */
+/* ---- The expected time of a problem, as a sum of parts ----------------------------------------------------------- */
 
 enum {
     UNIT_ROWS = 64, /* number of rows of a head that one thread of a CPU computes at a time */
@@ -516,7 +516,7 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     return cost_of(info, plan, flops, triples, &strange);
 }
 
-/* ---- Merges ------------------------------------------------------------------------------------------------------ */
+/* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
 /* Rates of a merge, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU), for each number of the
  * parts' out. `sum` adds the number to the merged out, `back` computes the gradient of the number, and `sink` computes

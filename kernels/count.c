@@ -124,7 +124,7 @@ static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
     c->found.pairs += (double)seen * c->each;
 }
 
-/* ---- Causal, window, lengths ------------------------------------------------------------------------------------- */
+/* ---- Counting pairs by a formula: causal, window, lengths -------------------------------------------------------- */
 
 /* Counts the tiles of bands c->next to end - 1. A band is a group of tile[0] rows. */
 static void count_bands(struct attn_counter *c, int64_t end)
@@ -151,7 +151,7 @@ static bool step_by_formula(struct attn_counter *c)
     return c->next == bands;
 }
 
-/* ---- FlashMask --------------------------------------------------------------------------------------------------- */
+/* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
 /* Adds a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
  * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
@@ -219,7 +219,7 @@ static bool step_by_keys(struct attn_counter *c)
     return c->next >= blocks;
 }
 
-/* ---- keep_mask, bias --------------------------------------------------------------------------------------------- */
+/* ---- Counting pairs one by one: keep_mask, bias ------------------------------------------------------------------ */
 
 /* Adds each key that row i sees to the count of the key's block. */
 static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)

@@ -15,7 +15,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* ---- Backends ---------------------------------------------------------------------------------------------------- */
+/* ---- Backends, and opening their devices ------------------------------------------------------------------------- */
 
 /* The backends of this build, in order of preference. A server takes the first backend that has a device. It takes
  * "reference" and "paper" only if an option names them. */
@@ -87,7 +87,7 @@ void attn_device_close(attn_device *device)
     if (device) device->backend->close(device);
 }
 
-/* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
+/* ---- Which kernel computes a problem ----------------------------------------------------------------------------- */
 
 const attn_capabilities *attn_device_capabilities(const attn_device *device)
 {
@@ -193,7 +193,7 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
     return ATTN_OK;
 }
 
-/* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions that call the same function of the device's backend ----------------------------------------------- */
 
 /* Finds the next group of adjacent problems that are not empty. The search starts at *first, which becomes the index of
  * the group's first problem. Returns the number of problems in the group; 0 at the end. */

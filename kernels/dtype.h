@@ -34,7 +34,7 @@ ATTN_HD float attn_f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* ---- Widening: always exact -------------------------------------------------------------------------------------- */
+/* ---- Conversions to wider types, which are always exact ---------------------------------------------------------- */
 
 ATTN_HD float attn_bf16_to_f32(uint16_t bits)
 {
@@ -66,7 +66,7 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 3, 7)));
 }
 
-/* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
+/* ---- Conversions to narrower types, which round once ------------------------------------------------------------- */
 
 /* Rounds |x|, which is finite, to a format with `mantissa` stored bits of fraction and exponent bias `bias`. Returns
  * the bits as an integer. The result may exceed the largest number of the format, so the caller must compare it with
@@ -142,7 +142,7 @@ ATTN_HD uint16_t attn_bf16_from_f32(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-/* ---- By dtype: element `index` of `data` ------------------------------------------------------------------------- */
+/* ---- Loading and storing element `index` of an array `data` of any dtype ----------------------------------------- */
 
 ATTN_HD double attn_load(attn_dtype dtype, const void *data, int64_t index)
 {

@@ -11,7 +11,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* ---- The rows ---------------------------------------------------------------------------------------------------- */
+/* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
 /* The loops process COLUMNS numbers of a row at a time, and a dot product has LANES sums side by side. These constant
  * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
@@ -143,7 +143,7 @@ void attn_merge_all(const attn_merge_plan *m)
     for (int64_t h = 0; h < m->H && m->dsinks; h++) attn_merge_sink(m, h);
 }
 
-/* ---- The check --------------------------------------------------------------------------------------------------- */
+/* ---- Checking the tensors of a merge ----------------------------------------------------------------------------- */
 
 /* A tensor of a merge, and the properties that the checks require of it. */
 struct expected {
@@ -323,7 +323,7 @@ attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err)
     return check(m, false, err);
 }
 
-/* ---- The plan ---------------------------------------------------------------------------------------------------- */
+/* ---- Planning and running a merge -------------------------------------------------------------------------------- */
 
 static attn_view out_view(const attn_tensor *t, attn_layout layout)
 {

@@ -51,7 +51,7 @@ struct row {
 
 enum kind { ORDINARY, CHEAP, COSTLY };
 
-/* ---- The largest numbers ----------------------------------------------------------------------------------------- */
+/* ---- The largest absolute values of tensors, and bounds on products ---------------------------------------------- */
 
 /* Returns the largest number of a dtype. */
 static double most_of_dtype(attn_dtype dtype)
@@ -164,7 +164,7 @@ static void bound_products(struct look *look, const attn_strange_limits *limits,
     look->bounded = look->bound < look->most / 2 && !look->gradients;
 }
 
-/* ---- A row ------------------------------------------------------------------------------------------------------- */
+/* ---- Which kind a row is ----------------------------------------------------------------------------------------- */
 
 static const void *at(const attn_view *view, const struct row *row, int64_t h, int64_t line)
 {
@@ -328,7 +328,7 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
     return kind_by_scores(look, row, keys) == CHEAP ? CHEAP : COSTLY;
 }
 
-/* ---- Some rows --------------------------------------------------------------------------------------------------- */
+/* ---- Looking at a sample of rows --------------------------------------------------------------------------------- */
 
 /* Returns the next random number of SplitMix64 (Steele, Lea, Flood 2014). */
 static uint64_t next(uint64_t *state)

@@ -62,7 +62,7 @@ ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* ---- Where things are -------------------------------------------------------------------------------------------- */
+/* ---- Addresses and indices of elements --------------------------------------------------------------------------- */
 
 ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
@@ -104,7 +104,7 @@ extern "C"
     attn_geometry
     attn_geometry_of(const attn_problem *p);
 
-/* ---- Lengths ----------------------------------------------------------------------------------------------------- */
+/* ---- The lengths of sequences ------------------------------------------------------------------------------------ */
 
 typedef struct attn_sequence {
     int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 unless packed */

@@ -50,7 +50,7 @@ enum {
  * more than 2 APART tolerances apart. */
 #define APART 4
 
-/* ---- Variants ---------------------------------------------------------------------------------------------------- */
+/* ---- The variants: options that a client may have left out ------------------------------------------------------- */
 
 /* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
  * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
@@ -107,7 +107,7 @@ lse_variants lse_variants_of(const attn_problem *p)
     return all;
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+/* ---- Which rows are checked -------------------------------------------------------------------------------------- */
 
 /* Returns the next number of SplitMix64 (Steele, Lea, Flood 2014). */
 static uint64_t hash(uint64_t x)
@@ -184,7 +184,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
     }
 }
 
-/* ---- Summing up in host memory ----------------------------------------------------------------------------------- */
+/* ---- Computing lse of rows from tensors in host memory ----------------------------------------------------------- */
 
 struct reader {
     const attn_problem *p;
@@ -291,7 +291,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
     found[ATTN_LSE_VARIANTS] = lse_size_of(&sums[0]);
 }
 
-/* ---- Judging ----------------------------------------------------------------------------------------------------- */
+/* ---- Which variant explains the client's lse --------------------------------------------------------------------- */
 
 struct tolerances {
     double loose, tight;

@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* ---- Variants ---------------------------------------------------------------------------------------------------- */
+/* ---- The variants of the codec, by instruction set --------------------------------------------------------------- */
 
 struct variant {
     const char *name;
@@ -109,7 +109,7 @@ bool base64_use(const char *name)
     return false;
 }
 
-/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- Decoding base64 --------------------------------------------------------------------------------------------- */
 
 /* A stream of at least LARGE characters is decoded by stores that bypass the processor's caches, if the piece of text
  * in the call has at least LARGE_PIECE characters. On a Xeon with 2 MiB of L2 cache per core, pieces of 64 KiB were
@@ -207,7 +207,7 @@ void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t cou
     head[length] = '\0';
 }
 
-/* ---- Encoding ---------------------------------------------------------------------------------------------------- */
+/* ---- Encoding base64 --------------------------------------------------------------------------------------------- */
 
 void base64_encode(const uint8_t *bytes, size_t count, char *text)
 {

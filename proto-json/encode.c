@@ -80,7 +80,7 @@ struct proto_encoder {
     struct token token;
 };
 
-/* ---- Making the list --------------------------------------------------------------------------------------------- */
+/* ---- Making the list of pieces of an answer ---------------------------------------------------------------------- */
 
 static void add_piece(proto_encoder *e, struct piece piece)
 {
@@ -286,7 +286,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     return count;
 }
 
-/* ---- The interface ----------------------------------------------------------------------------------------------- */
+/* ---- The public functions ---------------------------------------------------------------------------------------- */
 
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err)
@@ -358,7 +358,7 @@ void proto_encoder_free(proto_encoder *encoder)
     free(encoder);
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
  * element, writes the closing brackets. For larger indices, returns false and an empty token. An array without elements

@@ -10,7 +10,7 @@
 #include "text/text.h"
 #include "tree.h"
 
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+/* ---- Reading JSON bodies ----------------------------------------------------------------------------------------- */
 
 struct reader {
     scan *scan;
@@ -105,7 +105,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)(body_bytes / 4 * 3);
 }
 
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing JSON answers ---------------------------------------------------------------------------------------- */
 
 /* Adds a tensor to the answer, as the member `name`. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)

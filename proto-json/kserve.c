@@ -37,7 +37,7 @@
 #include "text/text.h"
 #include "tree.h"
 
-/* ---- The body ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading KServe bodies --------------------------------------------------------------------------------------- */
 
 /* Moves `now`, the index of the input that is arriving, past the inputs that are complete. */
 static void pass(struct kserve_reader *r)
@@ -279,7 +279,7 @@ static void locate(const proto_call *call, attn_error *err)
 
 enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before escapes make it longer */
 
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
 /* Writes facts of an answer (members such as times) as KServe parameters. A value that is not a string, number or bool
  * becomes a string of JSON. */

@@ -70,7 +70,7 @@ struct kserve_reader {
     int gradients;
 };
 
-/* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
+/* ---- Functions that kserve_json.c defines ------------------------------------------------------------------------ */
 
 /* Call this when the JSON of the request is complete. Makes the tree of a JSON body, and assigns a place in memory to
  * each tensor that follows the JSON. */

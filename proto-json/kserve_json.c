@@ -12,7 +12,7 @@
 #include "text/text.h"
 #include "tree.h"
 
-/* ---- Faults ------------------------------------------------------------------------------------------------------ */
+/* ---- Error messages ---------------------------------------------------------------------------------------------- */
 
 static attn_status no_memory(struct kserve_reader *r)
 {
@@ -90,7 +90,7 @@ static bool is_one_of(const char *name, const char *const *names)
     return *names != NULL;
 }
 
-/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+/* ---- Names of dtypes in KServe ----------------------------------------------------------------------------------- */
 
 static const char *const datatypes[ATTN_DTYPE_COUNT] = {
 #define X(id, wire, safetensors, kserve, bytes, floating) [ATTN_##id] = kserve,
@@ -123,7 +123,7 @@ static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
     return list;
 }
 
-/* ---- Inputs ------------------------------------------------------------------------------------------------------ */
+/* ---- The inputs of the request ----------------------------------------------------------------------------------- */
 
 static const char *const input_members[] = { "name", "shape", "datatype", "parameters", "data", NULL };
 static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
@@ -423,7 +423,7 @@ attn_status kserve_place_shared(struct kserve_reader *r)
     return status;
 }
 
-/* ---- Outputs ----------------------------------------------------------------------------------------------------- */
+/* ---- The outputs that the request names -------------------------------------------------------------------------- */
 
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
@@ -747,7 +747,7 @@ static attn_status apply_model(struct kserve_reader *r)
     return causal || cJSON_AddTrueToObject(r->root, "causal") ? ATTN_OK : no_memory(r);
 }
 
-/* ---- The JSON ---------------------------------------------------------------------------------------------------- */
+/* ---- The whole JSON of the request ------------------------------------------------------------------------------- */
 
 /* The members of a KServe request. The model is not a member, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };

@@ -47,7 +47,7 @@ typedef unsigned __int128 u128;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "eight characters at a time: the first one is the lowest byte");
 
-/* ---- The floating formats ---------------------------------------------------------------------------------------- */
+/* ---- The floating-point formats ---------------------------------------------------------------------------------- */
 
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is its
  * bit pattern: sign, exponent and fraction, as in IEEE 754. */
@@ -86,7 +86,7 @@ static double bits_double(uint64_t bits)
     return x;
 }
 
-/* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
+/* ---- Converting decimal numbers to binary ------------------------------------------------------------------------ */
 
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
 struct decimal {
@@ -351,7 +351,7 @@ static bool is_integer_type(numbers_type type)
     return type == NUMBERS_I32 || type == NUMBERS_U8;
 }
 
-/* ---- The quick reader -------------------------------------------------------------------------------------------- */
+/* ---- Reading numbers fast ---------------------------------------------------------------------------------------- */
 
 static bool is_digit(char c)
 {
@@ -482,7 +482,7 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     return NULL;
 }
 
-/* ---- The machine ------------------------------------------------------------------------------------------------- */
+/* ---- The state machine that reads any text of numbers ------------------------------------------------------------ */
 
 enum state {
     MINUS,
@@ -910,7 +910,7 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
     return true;
 }
 
-/* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
+/* ---- Converting binary numbers to decimal ------------------------------------------------------------------------ */
 
 /* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They
  * are right for all exponents q and k of float32. */

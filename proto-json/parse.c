@@ -32,7 +32,7 @@
 #include "hints.h"
 #include "text/text.h"
 
-/* ---- Problems ---------------------------------------------------------------------------------------------------- */
+/* ---- One problem of a body --------------------------------------------------------------------------------------- */
 
 static const proto_option *option_named(const char *name)
 {
@@ -278,7 +278,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     return status;
 }
 
-/* ---- The body ---------------------------------------------------------------------------------------------------- */
+/* ---- The whole body ---------------------------------------------------------------------------------------------- */
 
 struct proto_parser {
     proto_op op;

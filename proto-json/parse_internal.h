@@ -37,7 +37,7 @@ struct parse_reader {
     struct parse_room *room;
 };
 
-/* ---- parse_tensors.c -------------------------------------------------------------------------------------------- */
+/* ---- Functions that parse_tensors.c defines --------------------------------------------------------------------- */
 
 /* Reads the member with the tensor's name: its shape, its dtype, and where in `memory` its numbers lie. */
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
@@ -67,7 +67,7 @@ const char *parse_integer_suggestion(const cJSON *value);
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
-/* ---- parse_parts.c ---------------------------------------------------------------------------------------------- */
+/* ---- Functions that parse_parts.c defines ----------------------------------------------------------------------- */
 
 /* Reads the member `parts`, a list of a merge's parts, into the item. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
@@ -85,7 +85,7 @@ attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, att
 /* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */
 void parse_parts_name(int number, attn_error *err);
 
-/* ---- parse_options.c -------------------------------------------------------------------------------------------- */
+/* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */
 
 /* Reads the value of the option `o` into the option's place in the item. */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,

@@ -13,7 +13,7 @@
 #include "suggestions.h"
 #include "text/text.h"
 
-/* ---- The options ------------------------------------------------------------------------------------------------- */
+/* ---- The table of options ---------------------------------------------------------------------------------------- */
 
 enum {
     BOTH = PROTO_FORWARD | PROTO_BACKWARD,
@@ -138,7 +138,7 @@ _Static_assert(sizeof(attn_layout) == sizeof(int) && sizeof(attn_alignment) == s
                "PROTO_TYPE_CHOICE writes an int");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used as they come");
 
-/* ---- Options ----------------------------------------------------------------------------------------------------- */
+/* ---- Reading the values of options ------------------------------------------------------------------------------- */
 
 /* Makes the error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,

@@ -13,7 +13,7 @@
 #include "suggestions.h"
 #include "text/text.h"
 
-/* ---- Names ------------------------------------------------------------------------------------------------------- */
+/* ---- Names of tensors of the parts of a merge -------------------------------------------------------------------- */
 
 #define PARTS "parts"
 
@@ -85,7 +85,7 @@ void parse_parts_name(int number, attn_error *err)
     memcpy(err->text, text, sizeof text);
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+/* ---- Reading the parts of a merge -------------------------------------------------------------------------------- */
 
 static attn_status make(proto_item *item, int count, bool named, attn_error *err)
 {
@@ -190,7 +190,7 @@ attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object,
     return read_tensor(r, item->parts, proto_tensor_named(member->string, false), member, where, err);
 }
 
-/* ---- The whole --------------------------------------------------------------------------------------------------- */
+/* ---- The whole merge, made from its parts ------------------------------------------------------------------------ */
 
 attn_tensor *proto_item_result(proto_item *item, int number)
 {

@@ -14,7 +14,7 @@
 #include "suggestions.h"
 #include "text/text.h"
 
-/* ---- Values of the tree ------------------------------------------------------------------------------------------ */
+/* ---- Hints for values of the wrong type -------------------------------------------------------------------------- */
 
 #define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters of units, as in the values "5s" and "10%" */
 
@@ -43,7 +43,7 @@ const char *parse_integer_suggestion(const cJSON *value)
     return cJSON_IsNull(value) ? "" : parse_value_suggestion(value);
 }
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Shapes, dtypes and sizes of tensors ------------------------------------------------------------------------- */
 
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
 /* Writes a shape such as "[2, 3]". */
@@ -343,7 +343,7 @@ static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
                      "%s: data is missing, must be base64 in a string or an array of numbers", name);
 }
 
-/* ---- Tensors that are made here ---------------------------------------------------------------------------------- */
+/* ---- Tensors that the parser makes from numbers ------------------------------------------------------------------ */
 
 bool proto_may_be_number(attn_tensor_id id)
 {

@@ -67,7 +67,7 @@ proto_error proto_error_of(attn_status status);
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
-/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+/* ---- Names of dtypes --------------------------------------------------------------------------------------------- */
 
 /* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
  * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1.
@@ -92,7 +92,7 @@ bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
 const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES]);
 
-/* ---- Formats ----------------------------------------------------------------------------------------------------- */
+/* ---- The formats of bodies --------------------------------------------------------------------------------------- */
 
 enum { PROTO_SAFETENSORS_MARK = 9 };
 /* Returns whether the bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
@@ -107,7 +107,7 @@ const char *proto_media(const proto_format *format); /* returns the content type
 /* Returns the dtype's name as KServe writes it, such as "FP32". */
 const char *proto_datatype(attn_dtype dtype);
 
-/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading bodies ---------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
@@ -437,7 +437,7 @@ const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
-/* ---- Small bodies ------------------------------------------------------------------------------------------------ */
+/* ---- Bodies without tensors -------------------------------------------------------------------------------------- */
 
 enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
@@ -479,7 +479,7 @@ typedef struct proto_cuda_region {
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
-/* ---- Encoding ---------------------------------------------------------------------------------------------------- */
+/* ---- Writing answers --------------------------------------------------------------------------------------------- */
 
 /* The stages of a request, in order, which are also the parts of the header Server-Timing. timing_us reports some of
  * them, and counts `launch` as part of `compute`.

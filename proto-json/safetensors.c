@@ -73,7 +73,7 @@ static attn_status no_memory(struct reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* ---- Tensors of the header --------------------------------------------------------------------------------------- */
+/* ---- Tensors, as the header describes them ----------------------------------------------------------------------- */
 
 static attn_status offsets(struct reader *r, const cJSON *value, struct slot *slot)
 {
@@ -185,7 +185,7 @@ static attn_status place(struct reader *r)
     return ATTN_OK;
 }
 
-/* ---- Options of the header --------------------------------------------------------------------------------------- */
+/* ---- Options, which are metadata of the header ------------------------------------------------------------------- */
 
 /* Returns whether JSON writes values of this type as strings. If so, a string of __metadata__ may contain the value
  * without further quotes. */
@@ -311,7 +311,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
     return ATTN_OK;
 }
 
-/* ---- The header -------------------------------------------------------------------------------------------------- */
+/* ---- The whole header -------------------------------------------------------------------------------------------- */
 
 /* Replaces data_offsets of each tensor in the tree by `data`, the index of an extracted value. */
 static attn_status extract(struct reader *r)
@@ -396,7 +396,7 @@ static attn_status end_header(struct reader *r)
     return status;
 }
 
-/* ---- The body ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading the bytes of a body --------------------------------------------------------------------------------- */
 
 static uint64_t size_of(const struct slot *slot)
 {
@@ -530,7 +530,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing safetensors answers --------------------------------------------------------------------------------- */
 
 static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #define X(id, wire, safetensors, kserve, bytes, floating) [ATTN_##id] = safetensors,

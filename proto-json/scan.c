@@ -113,7 +113,7 @@ struct scan {
     uint64_t numbers_begin; /* offset in the body of the '[' that begins the array */
 };
 
-/* ---- Faults ------------------------------------------------------------------------------------------------------ */
+/* ---- Error messages ---------------------------------------------------------------------------------------------- */
 
 static attn_status fail(scan *s, attn_status status, uint64_t at, const char *text)
 {
@@ -179,7 +179,7 @@ static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t
     s->sink = NOWHERE;
 }
 
-/* ---- Storage ----------------------------------------------------------------------------------------------------- */
+/* ---- Memory for the rest of the JSON, and for extracted values --------------------------------------------------- */
 
 static attn_status emit(scan *s, const void *text, size_t count)
 {
@@ -280,7 +280,7 @@ static void extract_end(scan *s)
     if (extract->fault == SCAN_FINE) s->used = extract->offset + extract->bytes;
 }
 
-/* ---- Strings ----------------------------------------------------------------------------------------------------- */
+/* ---- JSON strings, and base64 in them ---------------------------------------------------------------------------- */
 
 /* Keeps the decoded text of a string in s->word, if the text is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
@@ -508,7 +508,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
     return code_point(s, s->code, at);
 }
 
-/* ---- Containers -------------------------------------------------------------------------------------------------- */
+/* ---- Entering and leaving objects and arrays --------------------------------------------------------------------- */
 
 static attn_status push(scan *s, bool object, uint64_t at)
 {
@@ -629,7 +629,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     }
 }
 
-/* ---- The grammar ------------------------------------------------------------------------------------------------- */
+/* ---- The state machine of JSON's grammar ------------------------------------------------------------------------- */
 
 static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
 {
@@ -779,7 +779,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
     return status;
 }
 
-/* ---- The interface ----------------------------------------------------------------------------------------------- */
+/* ---- The public functions ---------------------------------------------------------------------------------------- */
 
 scan *scan_new(const proto_limits *limits, const proto_memory *memory)
 {

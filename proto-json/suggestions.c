@@ -10,7 +10,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- Words ------------------------------------------------------------------------------------------------------- */
+/* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
 /* Places (operations) that occur together in rows of hints. A hint may name a member only if all its places take the
  * member. */
@@ -657,7 +657,7 @@ bool suggestion_is_base64(const uint8_t *bytes, size_t count)
     return count > 0;
 }
 
-/* ---- Bytes around a tensor --------------------------------------------------------------------------------------- */
+/* ---- Bytes of a file format around a tensor's bytes -------------------------------------------------------------- */
 
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 

@@ -82,7 +82,7 @@ void tree_forget(struct tree_memory *memory)
     *memory = (struct tree_memory){ 0 };
 }
 
-/* ---- Skeletons --------------------------------------------------------------------------------------------------- */
+/* ---- Parsing the JSON that is left without tensor values --------------------------------------------------------- */
 
 /* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
  * removed its white space, and its strings begin with a type letter. cJSON's own parser would take ten or more
@@ -249,7 +249,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
     return root;
 }
 
-/* ---- JSON in a string -------------------------------------------------------------------------------------------- */
+/* ---- Parsing JSON that is inside a string ------------------------------------------------------------------------ */
 
 static bool is_space(char c)
 {
@@ -326,7 +326,7 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
     return status == ATTN_NO_MEMORY || status == ATTN_TOO_LARGE ? status : ATTN_OK;
 }
 
-/* ---- Values ------------------------------------------------------------------------------------------------------ */
+/* ---- Reading values of a tree ------------------------------------------------------------------------------------ */
 
 const char *tree_string(const cJSON *value)
 {
@@ -369,7 +369,7 @@ bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t 
     return true;
 }
 
-/* ---- Names ------------------------------------------------------------------------------------------------------- */
+/* ---- Hints and messages about members' names --------------------------------------------------------------------- */
 
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES])
 {

@@ -10,7 +10,7 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory of trees --------------------------------------------------------------------------------------------- */
 
 /* Memory for trees that are read once and freed together. Between tree_enter() and tree_leave() the thread's calls of
  * cJSON, tree_parse() and tree_of_text() allocate from this memory, and cJSON_Delete() does nothing. A thread enters
@@ -33,7 +33,7 @@ cJSON *tree_parse(const char *rest, size_t bytes);
  * have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
-/* ---- Values ------------------------------------------------------------------------------------------------------ */
+/* ---- Reading values of a tree ------------------------------------------------------------------------------------ */
 
 /* upper bound of sizes, offsets and times in bodies; programs that read JSON numbers as doubles read all integers up to
  * 2^53 exactly */
@@ -50,7 +50,7 @@ enum { TREE_QUOTE_BYTES = 48 };
 /* Writes the client's value into `quote` for a message, and cuts a long value. Returns `quote`. */
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
-/* ---- Names ------------------------------------------------------------------------------------------------------- */
+/* ---- Hints and messages about members' names --------------------------------------------------------------------- */
 
 enum { TREE_SUGGESTION_BYTES = 160 };
 /* Writes a hint about an unknown word, which stands at the end of a message. The hint is from suggestions.c, or names

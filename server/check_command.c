@@ -113,7 +113,7 @@ static char *read_file(const char *name, size_t most, size_t *bytes)
     return NULL;
 }
 
-/* ---- Members ----------------------------------------------------------------------------------------------------- */
+/* ---- The members of the request ---------------------------------------------------------------------------------- */
 
 /* Adds a member to the metadata, as a string of JSON. */
 static bool put_member(cJSON *metadata, const cJSON *member)
@@ -159,7 +159,7 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
     return merged;
 }
 
-/* ---- The problem ------------------------------------------------------------------------------------------------- */
+/* ---- Reading and judging the problem ----------------------------------------------------------------------------- */
 
 /* The memory into which the parser writes the tensors. */
 struct memory {
@@ -225,7 +225,7 @@ static attn_status judge_item(const char *devices, const proto_item *item, judge
     return ATTN_OK;
 }
 
-/* ---- Words ------------------------------------------------------------------------------------------------------- */
+/* ---- Writing the report ------------------------------------------------------------------------------------------ */
 
 static void print_tensors(const judge_result *r)
 {

@@ -49,7 +49,7 @@ struct target {
     char path[512];
 };
 
-/* ---- The target -------------------------------------------------------------------------------------------------- */
+/* ---- The address to ask ------------------------------------------------------------------------------------------ */
 
 /* Returns the loopback address for a wildcard address (0.0.0.0, [::]), on which a server can listen but to which no
  * client can connect. */
@@ -115,7 +115,7 @@ static void describe(const struct target *t, char *text, size_t capacity)
                  t->host, t->port, t->path);
 }
 
-/* ---- The connection, against the deadline ------------------------------------------------------------------------ */
+/* ---- The connection, which must answer before the deadline ------------------------------------------------------- */
 
 static int64_t now_ms(void)
 {

@@ -10,7 +10,7 @@
 
 enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; each later size is twice the one before */
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
 struct text text_in(char *buffer, size_t capacity)
 {
@@ -126,7 +126,7 @@ void text_put_json(struct text *t, const char *string, size_t room)
     }
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
 
 void text_put_double(struct text *t, double x)
 {
@@ -161,7 +161,7 @@ bool text_is_number(const char *text, uint64_t most, uint64_t *x)
     return true;
 }
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
+/* ---- Characters in UTF-8 ----------------------------------------------------------------------------------------- */
 
 size_t text_character(const char *text)
 {
@@ -183,7 +183,7 @@ size_t text_cut(const char *text, size_t room)
     return length;
 }
 
-/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
+/* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */
 
 bool text_is_among(const char *words, const char *word)
 {

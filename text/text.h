@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
@@ -69,7 +69,7 @@ void text_printf(struct text *t, const char *format, ...) __attribute__((format(
  * that are not UTF-8 become '?'. At most `room` bytes are written, and a cut is only between characters and escapes. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
 
 enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
 
@@ -154,7 +154,7 @@ static inline size_t text_plain_run(const char *p, const char *end)
     return (size_t)(p - begin);
 }
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
+/* ---- Characters in UTF-8 ----------------------------------------------------------------------------------------- */
 
 /* Returns how many bytes must follow a first byte that is not ASCII (RFC 3629, section 4: no overlong forms, no
  * surrogates, nothing above U+10FFFF). The next byte must be from *low to *high, and further bytes from 0x80 to 0xbf.
@@ -174,7 +174,7 @@ size_t text_character(const char *text);
  * a character. */
 size_t text_cut(const char *text, size_t room);
 
-/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
+/* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */
 
 /* A search for the known name that is most similar to an unknown one. Before the search, set .unknown, and set
  * .distance to one more than the largest number of typing mistakes that still counts as similar. */

@@ -99,7 +99,7 @@ static bool wants_dS(const struct flash *f)
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
 }
 
-/* ---- FLASH_ROWS -------------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_ROWS: the numbers of rows that the backward needs ----------------------------------------------- */
 
 static void zero_dbias_slice(const struct flash *f, int64_t slice)
 {
@@ -203,7 +203,7 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
 
-/* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
 /* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. Chunks below *below are
  * known to have finished all row tiles. */
@@ -517,7 +517,7 @@ void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
         for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, memory);
 }
 
-/* ---- FLASH_FINISH ------------------------------------------------------------------------------------------------ */
+/* ---- Phase FLASH_FINISH: dsinks and dalibi_slopes ---------------------------------------------------------------- */
 
 static double dsink_of(const struct flash *f, int64_t h)
 {

@@ -81,7 +81,7 @@ static bool is_general(const attn_plan *plan)
     return plan->kernel == &general[plan->kernel->op];
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory of the device ---------------------------------------------------------------------------------------- */
 
 static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
 {
@@ -127,7 +127,7 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
     device_free(device, memory);
 }
 
-/* ---- The device -------------------------------------------------------------------------------------------------- */
+/* ---- Opening and describing the device --------------------------------------------------------------------------- */
 
 static int count_devices(void)
 {
@@ -230,7 +230,7 @@ static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan
     return status;
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+/* ---- Streams, and the work on them ------------------------------------------------------------------------------- */
 
 static attn_status stream_open(attn_device *device, attn_stream **out, attn_error *err)
 {

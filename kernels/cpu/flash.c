@@ -11,7 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/philox.h"
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Scratch memory ---------------------------------------------------------------------------------------------- */
 
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes)
 {
@@ -24,7 +24,7 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes)
     return arena->base ? arena->base + start : NULL;
 }
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+/* ---- Where a tile lies, and which keys it sees ------------------------------------------------------------------- */
 
 int64_t flash_find(const struct flash *f, size_t field, int64_t item)
 {
@@ -128,7 +128,7 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
     return scale;
 }
 
-/* ---- Dropout ----------------------------------------------------------------------------------------------------- */
+/* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 enum { GROUPS = 16 }; /* number of groups of 8 keys whose dropout bits are drawn together */
 
@@ -198,7 +198,7 @@ void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int6
     memcpy(kept, m + j % 8, (size_t)n * sizeof *m);
 }
 
-/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+/* ---- Packing rows of tensors as operands of products ------------------------------------------------------------- */
 
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride)
 {

@@ -277,7 +277,7 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
-/* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
+/* ---- An allocator of scratch memory, which can also only measure how much is needed ------------------------------ */
 
 /* A piece of memory that flash_take() divides, from the start on. If base is NULL, the arena only adds up sizes. The
  * same code can thus first measure the memory and then divide it. `used` is INT64_MAX after an overflow. */
@@ -290,7 +290,7 @@ struct flash_arena {
  * only measures. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles: their rows, keys and scores -------------------------------------------------------------------------- */
 
 /* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
@@ -390,7 +390,7 @@ int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int 
 int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
                         void *A, int64_t lda, float *scratch);
 
-/* ---- The phases -------------------------------------------------------------------------------------------------- */
+/* ---- The phases of a run, one function for each ------------------------------------------------------------------ */
 
 /* Each function ..._item() computes item (unit of work) number `item` of its phase, for this problem. Each function
  * ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */

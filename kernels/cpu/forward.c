@@ -34,7 +34,7 @@
 #include "kernels/cpu/flash.h"
 #include "kernels/merge.h"
 
-/* ---- Scratch ----------------------------------------------------------------------------------------------------- */
+/* ---- The scratch memory of a worker ------------------------------------------------------------------------------ */
 
 struct scratch {
     int64_t q_lda, lds, ldp, ldo;
@@ -83,7 +83,7 @@ int64_t flash_forward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_PREPARE: packing K and V ------------------------------------------------------------------------ */
 
 /* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Keys in pages are
  * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many keys
@@ -147,7 +147,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
     f->kv_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, &scratch);
 }
 
-/* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_FORWARD: out and lse of a tile of rows ---------------------------------------------------------- */
 
 /* Returns a tile that consists of n rows, from row r0 on, of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
@@ -269,7 +269,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     flash_row_end_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
 }
 
-/* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_MERGE: results over parts of the keys become one result ----------------------------------------- */
 
 void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
 {

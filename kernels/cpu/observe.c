@@ -72,7 +72,7 @@ int64_t flash_observe_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
 /* Packs the tile's rows of q. Returns whether their products with keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
@@ -141,7 +141,7 @@ static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_FORWARD: the results that each row has ---------------------------------------------------------- */
 
 static void begin_top(const struct flash *f, const struct scratch *s, int rows)
 {
@@ -301,7 +301,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
     }
 }
 
-/* ---- FLASH_KEYS: key_mass and weights ---------------------------------------------------------------------------- */
+/* ---- Phase FLASH_KEYS: the outputs key_mass and weights ---------------------------------------------------------- */
 
 /* Returns which rows of a tile belong to the tile's head number `head` and to queries first to end - 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
@@ -377,7 +377,7 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
     if (mass) store_mass(f, b, h, seq->s.k_start + j0, shown, s.mass);
 }
 
-/* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
+/* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
 /* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
  * key) of number `cell`, or of the next cell that is not empty. */
@@ -483,7 +483,7 @@ void flash_observe_keys_item(const struct flash *f, char *memory, int64_t item)
     else map_item(f, memory, item - f->observe_chunks);
 }
 
-/* ---- FLASH_FINISH ------------------------------------------------------------------------------------------------ */
+/* ---- Phase FLASH_FINISH: results over all rows of a head --------------------------------------------------------- */
 
 void flash_observe_finish_item(const struct flash *f, char *memory, int64_t item)
 {

@@ -14,7 +14,7 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/reference.h"
 
-/* ---- Differences of the two devices ------------------------------------------------------------------------------ */
+/* ---- What differs between the devices `reference` and `paper` ---------------------------------------------------- */
 
 struct plain {
     const attn_backend *backend;
@@ -57,7 +57,7 @@ static const struct plain *plain_of(const attn_device *device)
     return device->backend == plains[0].backend ? &plains[0] : &plains[1];
 }
 
-/* ---- Code that both devices share -------------------------------------------------------------------------------- */
+/* ---- Code that the devices `reference` and `paper` share --------------------------------------------------------- */
 
 struct plain_stream {
     attn_stream base;

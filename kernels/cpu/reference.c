@@ -34,7 +34,7 @@
 #include "kernels/score.h"
 #include "kernels/tiles.h"
 
-/* ---- One problem ------------------------------------------------------------------------------------------------- */
+/* ---- One row of a problem: its scores and results ---------------------------------------------------------------- */
 
 /* State that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
  * sees[j]. */
@@ -268,7 +268,7 @@ static void backward_row(struct reference *r, int64_t i)
     for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
 }
 
-/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+/* ---- One row of an observe --------------------------------------------------------------------------------------- */
 
 /* Writes the outputs top_keys and top_weights of row i of an observe. Repeatedly finds the key with the largest score
  * and removes it from r->sees. */
@@ -361,7 +361,7 @@ static void store_observed_head(struct reference *r)
         for (int64_t v = 0; v < o->map[1]; v++) store(r, ATTN_T_map, r->h, u, v, r->map[u * o->map[1] + v]);
 }
 
-/* ---- Heads ------------------------------------------------------------------------------------------------------- */
+/* ---- One head: loading it, and storing its gradients ------------------------------------------------------------- */
 
 /* Loads K and V of sequence b, head hk. It does not read keys that do not exist (past seqlens_k), nor pages that hold
  * no key. */
@@ -402,7 +402,7 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
     }
 }
 
-/* ---- Its memory -------------------------------------------------------------------------------------------------- */
+/* ---- Memory for a problem's numbers in double -------------------------------------------------------------------- */
 
 /* Allocates a * b elements, all 0. Returns false if memory runs out or the size overflows. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
@@ -458,7 +458,7 @@ static void close_reference(struct reference *r)
     free(r->mass), free(r->map);
 }
 
-/* ---- A whole problem --------------------------------------------------------------------------------------------- */
+/* ---- All heads of a problem -------------------------------------------------------------------------------------- */
 
 /* Computes key/value head `hk` of sequence b: all of its rows, and the gradients of its keys and values. */
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)

@@ -19,7 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/philox.h"
 
-/* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
+/* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
@@ -76,7 +76,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
     return __builtin_mul_overflow(b, c, &x) || __builtin_add_overflow(a, x, &x) ? INT64_MAX : x;
 }
 
-/* ---- Sequences --------------------------------------------------------------------------------------------------- */
+/* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
 /* Sets the members of *q that depend only on the lengths of the sequence. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
@@ -181,7 +181,7 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
            sums->longest_chunks <= most.longest_chunks;
 }
 
-/* ---- A problem --------------------------------------------------------------------------------------------------- */
+/* ---- Planning a problem, and the memory that it needs ------------------------------------------------------------ */
 
 /* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
  * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
@@ -371,7 +371,7 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
     return measure(simd, threads, plans, count, true, bytes, err);
 }
 
-/* ---- The walk through the phases --------------------------------------------------------------------------------- */
+/* ---- Running the phases, one after the other --------------------------------------------------------------------- */
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 

@@ -44,7 +44,7 @@ VEC bool vh_flagged(vh_flags flags) { return flags != 0; }
 
 #include "kernels/cpu/simd_pairs.h"
 
-/* ---- The product ------------------------------------------------------------------------------------------------- */
+/* ---- The product of two packed matrices -------------------------------------------------------------------------- */
 
 #define GEMM_ELEMENT         uint16_t
 #define GEMM_PER_LANE        2

@@ -43,7 +43,7 @@ VEC bool vh_flagged(vh_flags flags) { return vmaxvq_u16(flags) != 0; }
 
 #include "kernels/cpu/simd_pairs.h"
 
-/* ---- The product ------------------------------------------------------------------------------------------------- */
+/* ---- The product of two packed matrices -------------------------------------------------------------------------- */
 
 /* A block of C takes 16 registers, its columns of B take 4 and its rows of A take 2. */
 enum { GEMM_ROWS = 8, GEMM_COLS = 8 };

@@ -65,7 +65,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing ----------------------------------------------------------------------------------------------------- */
+/* ---- Packing rows of tensors as operands ------------------------------------------------------------------------- */
 
 /* Loads elements c to c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
  * marks infinities, NaN and elements of SIMD_TAME or more in size. */

@@ -87,7 +87,7 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
     }
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Scores, softmax and their gradient -------------------------------------------------------------------------- */
 
 /* Returns 2^x. Results below the smallest normal number are 0, as in the vector variants. */
 static float exp2_one(float x)
@@ -179,7 +179,7 @@ static void gradient(const struct simd_gradient *g)
     }
 }
 
-/* ---- Rows of any dtype ------------------------------------------------------------------------------------------- */
+/* ---- Functions for rows of any dtype ----------------------------------------------------------------------------- */
 
 static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
                  float *S, int64_t lds)

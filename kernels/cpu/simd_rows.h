@@ -32,7 +32,7 @@ VEC int min_int(int a, int b)
     return a < b ? a : b;
 }
 
-/* ---- f32 operands ------------------------------------------------------------------------------------------------ */
+/* ---- Packing rows of tensors as f32 operands --------------------------------------------------------------------- */
 
 /* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if the number of x in that lane is infinite,
  * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
@@ -161,7 +161,7 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return tame;
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Options and masks of scores --------------------------------------------------------------------------------- */
 
 /* Returns tanh x with a relative error below 5e-7: by an odd polynomial near 0, and elsewhere as 1 - 2 / (e^2x + 1),
  * which would cancel near 0. */
@@ -240,7 +240,7 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
     }
 }
 
-/* ---- Decode ------------------------------------------------------------------------------------------------------ */
+/* ---- Functions for decoding (few queries) ------------------------------------------------------------------------ */
 
 /* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
  * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
@@ -399,7 +399,7 @@ VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_
 static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo){ FOR_DTYPE(dtype, axpys_as(T, nq, n, d, P, ldp, V, stride, O, ldo)) }
 
-/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions for rows of any dtype ----------------------------------------------------------------------------- */
 
 VEC void row_dots_as(attn_dtype x_dtype, attn_dtype y_dtype, int rows, int cols, const void *X, int64_t x_stride,
                      const void *Y, int64_t y_stride, float *y)
@@ -524,7 +524,7 @@ static void exp2_all(int64_t n, const float *x, float *y)
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
 }
 
-/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+/* ---- Functions for an observe ------------------------------------------------------------------------------------ */
 
 VEC vf scaled_or_hidden(const float *s, int n, vf c)
 {

@@ -100,7 +100,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing ----------------------------------------------------------------------------------------------------- */
+/* ---- Packing rows of tensors as operands ------------------------------------------------------------------------- */
 
 /* Loads columns c to c + 15 of row r of X; elements that do not exist are 0. *bad marks infinities, NaN and elements of
  * SIMD_TAME or more in size. */

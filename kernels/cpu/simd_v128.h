@@ -152,7 +152,7 @@ VEC vf v_exp2(vf x)
     return v_select(below, v_zero(), v_mul(y, v_of_bits(i)));
 }
 
-/* ---- Floating dtypes --------------------------------------------------------------------------------------------- */
+/* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_f16(uint16x4_t h)
 {

@@ -140,7 +140,7 @@ VEC vf v_exp2(vf x)
     return _mm256_and_ps(normal, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
 }
 
-/* ---- Floating dtypes --------------------------------------------------------------------------------------------- */
+/* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {

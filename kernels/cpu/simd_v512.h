@@ -137,7 +137,7 @@ VEC vf v_exp2(vf x)
     return _mm512_scalef_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 
-/* ---- Floating dtypes --------------------------------------------------------------------------------------------- */
+/* ---- Loading and storing numbers of the floating dtypes ---------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {

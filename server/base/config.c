@@ -219,7 +219,7 @@ static const char *keep_origin(const char *text)
     return origin;
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+/* ---- Reading options and environment variables ------------------------------------------------------------------- */
 
 struct reading {
     struct config *config;

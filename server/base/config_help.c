@@ -16,7 +16,7 @@ static const char examples[] =
     "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n"
     "  attnd check results.safetensors                   what is wrong with a kernel's results\n";
 
-/* ---- Help -------------------------------------------------------------------------------------------------------- */
+/* ---- Texts of `attnd --help` ------------------------------------------------------------------------------------- */
 
 static const char *default_text(const struct config_option *o, char text[24])
 {

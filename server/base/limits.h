@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* ---- Options ----------------------------------------------------------------------------------------------------- */
+/* ---- Limits of options ------------------------------------------------------------------------------------------- */
 
 enum {
     /* largest number of --listen addresses, enough for several of each kind (IPv4, IPv6, unix) */
@@ -407,7 +407,7 @@ enum {
  * turns. */
 #define DEVICE_SHORT_SECONDS 0.005
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Limits on memory -------------------------------------------------------------------------------------------- */
 
 enum {
     /* at most this fraction, a quarter, of the staging memory may be leased for bytes that have not arrived yet */

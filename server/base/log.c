@@ -81,7 +81,7 @@ static atomic_uint_fast64_t dropped;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* ---- One line ---------------------------------------------------------------------------------------------------- */
+/* ---- Writing one line of the log --------------------------------------------------------------------------------- */
 
 static bool is_control(char c)
 {
@@ -253,7 +253,7 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
     return t.used + 1;
 }
 
-/* ---- The sink ---------------------------------------------------------------------------------------------------- */
+/* ---- The buffer of lines, and the thread that writes them -------------------------------------------------------- */
 
 /* Writes all bytes. If that fails, counts `lines` as lost and returns false. While the log is open, only the writer
  * thread calls it. */
@@ -402,7 +402,7 @@ static void *writer_main(void *unused)
     return NULL;
 }
 
-/* ---- Opening, closing, forking ----------------------------------------------------------------------------------- */
+/* ---- Opening and closing the log, and forks of the process ------------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -482,7 +482,7 @@ void log_close(void)
     else pthread_detach(the.writer);
 }
 
-/* ---- Public ------------------------------------------------------------------------------------------------------ */
+/* ---- The other public functions ---------------------------------------------------------------------------------- */
 
 bool log_enabled(enum log_level level)
 {

@@ -35,7 +35,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- The table as data ------------------------------------------------------------------------------------------- */
+/* ---- The table of metrics ---------------------------------------------------------------------------------------- */
 
 enum kind { COUNTER, GAUGE, SECONDS, SIZES };
 
@@ -72,7 +72,7 @@ static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0
               "a full table would be searched forever");
 static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too");
 
-/* ---- Series ------------------------------------------------------------------------------------------------------ */
+/* ---- Series of metrics: one for each set of labels --------------------------------------------------------------- */
 
 struct series {
     uint32_t hash;
@@ -195,7 +195,7 @@ double metrics_sum(enum metric_id id, const char *label0)
     return sum;
 }
 
-/* ---- The page ---------------------------------------------------------------------------------------------------- */
+/* ---- Writing the page /metrics ----------------------------------------------------------------------------------- */
 
 /* Prints a number in the format of Prometheus, which also has infinities and NaN. */
 static void put_number(struct text *p, double value)

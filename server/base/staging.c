@@ -70,7 +70,7 @@ struct staging_pool {
     struct staging_block *oldest, *newest;
 };
 
-/* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
+/* ---- Mapping anonymous memory ------------------------------------------------------------------------------------ */
 
 /* Rounds a size in bytes up to whole pages of memory. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
@@ -133,7 +133,7 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
     return place;
 }
 
-/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+/* ---- Size classes of blocks -------------------------------------------------------------------------------------- */
 
 /* Returns the block size of a class, in whole pages. The bytes that the pool counts are therefore equal to the resident
  * bytes. */
@@ -154,7 +154,7 @@ static int class_of(size_t bytes)
     return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);
 }
 
-/* ---- The pool ---------------------------------------------------------------------------------------------------- */
+/* ---- The pool of blocks ------------------------------------------------------------------------------------------ */
 
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source)
 {

@@ -78,7 +78,7 @@ void unpack_free(struct unpacker *u)
     free(u);
 }
 
-/* ---- Faults ------------------------------------------------------------------------------------------------------ */
+/* ---- Errors in compressed bodies --------------------------------------------------------------------------------- */
 
 static const char *name_of(const struct unpacker *u)
 {

@@ -83,7 +83,7 @@ void caches_lose(struct caches *caches, int device);
  * for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
-/* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
+/* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
 
 /* Makes a cache. Scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
  * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA, FULL (no pool, or too many caches). */
@@ -122,7 +122,7 @@ struct caches_totals {
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
 
-/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+/* ---- Steps: transactions on caches ------------------------------------------------------------------------------- */
 
 /* A step: a request's transaction on caches, from caches_look() until caches_drop_step(). */
 struct cache_step {

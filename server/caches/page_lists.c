@@ -41,7 +41,7 @@ int64_t page_list_shared(const struct page_list *list)
     return shared;
 }
 
-/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- Blocks of page numbers -------------------------------------------------------------------------------------- */
 
 static void block_free(struct page_block *block)
 {
@@ -122,7 +122,7 @@ static int64_t block_let_go(struct page_block *block, struct pages *pages, int32
     return count;
 }
 
-/* ---- Lists ------------------------------------------------------------------------------------------------------- */
+/* ---- Lists of pages ---------------------------------------------------------------------------------------------- */
 
 static bool reserve_pointers(struct page_list *list, int64_t count)
 {

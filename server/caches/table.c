@@ -26,7 +26,7 @@
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
 
-/* ---- Ids --------------------------------------------------------------------------------------------------------- */
+/* ---- Ids of caches ----------------------------------------------------------------------------------------------- */
 
 /* Writes bytes in hexadecimal. */
 static void write_digits(const uint8_t *bytes, int count, char *text)
@@ -75,7 +75,7 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
     return NULL;
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing the table and its pools ----------------------------------------------------------------- */
 
 struct caches *caches_new(int max_count)
 {
@@ -146,7 +146,7 @@ static attn_status open_pool(struct caches *caches, struct pool *pool, attn_erro
     return status;
 }
 
-/* ---- Pages of a cache -------------------------------------------------------------------------------------------- */
+/* ---- Pages of a cache, and shares of callers --------------------------------------------------------------------- */
 
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages)
 {
@@ -194,7 +194,7 @@ void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length
     cache->length = length;
 }
 
-/* ---- The table of caches ----------------------------------------------------------------------------------------- */
+/* ---- Caches in the table, and removing them ---------------------------------------------------------------------- */
 
 static void link_in(struct caches *caches, struct cache *cache)
 {
@@ -350,7 +350,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
     memcpy(info->id, cache->id, sizeof cache->id);
 }
 
-/* ---- Create, get, fork, truncate, delete ------------------------------------------------------------------------- */
+/* ---- The public functions: create, get, fork, truncate, delete --------------------------------------------------- */
 
 /* Checks that the caller may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)

@@ -12,7 +12,7 @@
 
 enum { ALIGNMENT = 64 };
 
-/* ---- Look ------------------------------------------------------------------------------------------------------- */
+/* ---- Checking a transaction, before it begins ------------------------------------------------------------------- */
 
 static bool same_shape(const struct cache_shape *a, const struct cache_shape *b)
 {
@@ -173,7 +173,7 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
     return status;
 }
 
-/* ---- Begin ------------------------------------------------------------------------------------------------------ */
+/* ---- Beginning a transaction: taking pages ---------------------------------------------------------------------- */
 
 static size_t aligned(size_t bytes)
 {
@@ -506,7 +506,7 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
     return status;
 }
 
-/* ---- End -------------------------------------------------------------------------------------------------------- */
+/* ---- Ending a transaction --------------------------------------------------------------------------------------- */
 
 /* Adds the new pages of a row to the row's cache, because the step (transaction) is committed. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)

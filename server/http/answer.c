@@ -31,7 +31,7 @@
 
 enum { PROBLEM_BYTES = 4096 };
 
-/* ---- Headers ----------------------------------------------------------------------------------------------------- */
+/* ---- Headers of answers ------------------------------------------------------------------------------------------ */
 
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity)
 {
@@ -96,7 +96,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
     if (close) add(response, "Connection", "close");
 }
 
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+/* ---- Bodies of answers ------------------------------------------------------------------------------------------- */
 
 /* The state of a large answer while it is sent. */
 struct stream {

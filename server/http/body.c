@@ -39,7 +39,7 @@ enum {
     EXPECTED_TENSORS = 16,
 };
 
-/* ---- Before the first byte --------------------------------------------------------------------------------------- */
+/* ---- What is decided before the body's first byte ---------------------------------------------------------------- */
 
 /* Enlarges the memory of a body for which no memory was leased ahead. The memory is doubled, up to the announced
  * size. If there is no room for that, only the needed bytes are added. */
@@ -101,7 +101,7 @@ void body_admit(struct request *request, const struct http_head *f)
     else if (request->model) proto_parser_kserve(request->parser, request->model, exchange->json_bytes);
 }
 
-/* ---- Pieces ------------------------------------------------------------------------------------------------------ */
+/* ---- Receiving the body, piece by piece -------------------------------------------------------------------------- */
 
 /* Refuses a body. Bytes of it that are still to come are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)

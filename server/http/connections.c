@@ -324,7 +324,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
     return cut;
 }
 
-/* ---- Room for another -------------------------------------------------------------------------------------------- */
+/* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
 /* The order in which connections are closed to make room for new ones. A stranger is a connection that has shown no
  * token although the server has tokens. */

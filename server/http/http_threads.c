@@ -167,7 +167,7 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, true);
 }
 
-/* ---- How a thread waits ------------------------------------------------------------------------------------------ */
+/* ---- How an HTTP thread waits for events ------------------------------------------------------------------------- */
 
 static _Thread_local struct {
     /* number of requests that this HTTP thread has given to the loop and not got back yet */

@@ -43,7 +43,7 @@
  * it. */
 static int spare_fd = -1;
 
-/* ---- Open -------------------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing listening sockets ----------------------------------------------------------------------- */
 
 static void describe(struct listener *listener)
 {
@@ -192,7 +192,7 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
     return text;
 }
 
-/* ---- Accept ------------------------------------------------------------------------------------------------------ */
+/* ---- Accepting connections --------------------------------------------------------------------------------------- */
 
 /* Refuses an accepted socket with 503. The bytes that the client has sent are dropped before close(). If they were
  * unread at close(), the system would send a reset, which could overtake the answer. */

@@ -40,7 +40,7 @@
 #include "server/routes/routes.h"
 #include "server/http/tls_memory.h"
 
-/* ---- Head -------------------------------------------------------------------------------------------------------- */
+/* ---- Reading a request's head ------------------------------------------------------------------------------------ */
 
 static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size,
                                  const char *value, size_t value_size)
@@ -313,7 +313,7 @@ static void on_panic(void *context, const char *file, unsigned line, const char 
     abort();
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/* ---- Starting and stopping a web server -------------------------------------------------------------------------- */
 
 static char *read_pem(const char *option, const char *path, attn_error *err)
 {

@@ -170,7 +170,7 @@ void own_answers_end(struct connection *connection)
     (void)!sendto(connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
 }
 
-/* ---- These replace the functions of the libraries ---------------------------------------------------------------- */
+/* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
 /* Sends the refusal, but tells libmicrohttpd that the client has left, so that libmicrohttpd closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)

@@ -79,7 +79,7 @@ struct regions {
     int64_t pinned_bytes, pinned_most;
 };
 
-/* ---- table.c: with the lock held --------------------------------------------------------------------------------- */
+/* ---- Functions of table.c, to be called with the lock held ------------------------------------------------------- */
 
 /* True if both regions are ranges of one object, or of one allocation on a GPU. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
@@ -87,7 +87,7 @@ bool region_is_same_object(const struct region *a, const struct region *b);
 /* Returns the index of a caller's region in the table; -1: the caller has no region of that name. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
-/* ---- keeper.c: with the lock held -------------------------------------------------------------------------------- */
+/* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */
 
 /* Drops a reference to the region (memory that a client registered). */
 void region_let_go(struct region *region);
@@ -100,7 +100,7 @@ bool region_is_intact(const struct region *region);
 /* Puts the region on the list of regions to pin, if pinning it is worthwhile. */
 void region_ask_for_pin(struct region *region);
 
-/* ---- keeper.c: without the lock ---------------------------------------------------------------------------------- */
+/* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
 /* Call this before and after each of the server's writes to the region. A modification by the client between the two
  * calls is not noticed; the client must leave the object alone then. */

@@ -18,7 +18,7 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 
-/* ---- References -------------------------------------------------------------------------------------------------- */
+/* ---- References to regions --------------------------------------------------------------------------------------- */
 
 void region_let_pin_go(struct pin *pin)
 {
@@ -40,7 +40,7 @@ void region_let_go(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* ---- Whose pages they are ---------------------------------------------------------------------------------------- */
+/* ---- Whether a region's pages are still those of its object ------------------------------------------------------ */
 
 bool region_is_intact(const struct region *region)
 {
@@ -71,7 +71,7 @@ void region_note_write(struct region *region, bool begins)
     pthread_mutex_unlock(&region->regions->lock);
 }
 
-/* ---- Pins -------------------------------------------------------------------------------------------------------- */
+/* ---- Pinning regions --------------------------------------------------------------------------------------------- */
 
 void region_ask_for_pin(struct region *region)
 {
@@ -153,7 +153,7 @@ static void pin_next(struct regions *regions)
     region_let_go(region);
 }
 
-/* ---- The thread -------------------------------------------------------------------------------------------------- */
+/* ---- The thread that pins and closes regions --------------------------------------------------------------------- */
 
 static void undo_pin(struct pin *pin)
 {

@@ -65,7 +65,7 @@ void regions_free(
     /* does nothing for NULL; no region may be in use; call it before the devices are closed */
     struct regions *regions);
 
-/* ---- The table --------------------------------------------------------------------------------------------------- */
+/* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
 /* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error
  * and describes the failure in `why`, whose `member` is a pointer into the body. */

@@ -35,7 +35,7 @@ const char *region_kind_label(enum region_kind kind)
     return kinds[kind];
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing the table ------------------------------------------------------------------------------- */
 
 struct regions *regions_new(const char *const *prefixes, int prefix_count)
 {
@@ -87,7 +87,7 @@ void regions_free(struct regions *regions)
     free(regions);
 }
 
-/* ---- Which objects ----------------------------------------------------------------------------------------------- */
+/* ---- Which shared-memory objects may be registered --------------------------------------------------------------- */
 
 /* Removes a leading '/' from a key, since it does not change which object the key names. */
 static const char *without_slash(const char *key)
@@ -165,7 +165,7 @@ static attn_status check_object(const struct stat *st, const proto_region *wante
     return ATTN_OK;
 }
 
-/* ---- The table --------------------------------------------------------------------------------------------------- */
+/* ---- Finding, registering and removing regions ------------------------------------------------------------------- */
 
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name)
 {

@@ -18,7 +18,7 @@
 #include "server/base/limits.h"
 #include "server/base/metrics.h"
 
-/* ---- Begin and end ----------------------------------------------------------------------------------------------- */
+/* ---- Beginning and ending the uses of a request ------------------------------------------------------------------ */
 
 /* Makes an error point to a parameter of a tensor in the body, such as the tensor's offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
@@ -179,7 +179,7 @@ void region_uses_place(struct region_uses *uses, const proto_shared *shared)
     uses->placed = true;
 }
 
-/* ---- The shapes are known ---------------------------------------------------------------------------------------- */
+/* ---- Checks once the shapes of the tensors are known ------------------------------------------------------------- */
 
 static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
 {
@@ -246,7 +246,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
     return ATTN_OK;
 }
 
-/* ---- Read and write ---------------------------------------------------------------------------------------------- */
+/* ---- Reading inputs from regions, and writing outputs to them ---------------------------------------------------- */
 
 /* Makes the error for a shared object that is shorter than the tensor's range, or for another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)

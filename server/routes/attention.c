@@ -10,7 +10,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+/* ---- Tables of the bodies ---------------------------------------------------------------------------------------- */
 
 /* The content types that curl and fetch() send by default. A body with one of them is read as JSON. A browser lets a
  * page of another site send them without a preflight request, so head_rules.c checks the Origin. */
@@ -37,7 +37,7 @@ static const struct {
         { "dropout_p", 0, 1, true },
 };
 
-/* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
+/* ---- Schemas of tensors, made from the rows of the tables -------------------------------------------------------- */
 
 void attention_put_dtypes(struct json *j, unsigned dtypes)
 {
@@ -86,7 +86,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
 
-/* ---- Options: from a row to a schema ----------------------------------------------------------------------------- */
+/* ---- Schemas of options, made from the rows of the tables -------------------------------------------------------- */
 
 static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
 {
@@ -157,7 +157,7 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
     json_raw(j, "}");
 }
 
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
+/* ---- Schemas of requests and answers ----------------------------------------------------------------------------- */
 
 static bool takes_option(proto_op op, const char *name)
 {
@@ -339,7 +339,7 @@ static void put_answer_schemas(struct json *j, proto_op op)
         name, name, name, name, name);
 }
 
-/* ---- All operations ---------------------------------------------------------------------------------------------- */
+/* ---- The schemas of all operations ------------------------------------------------------------------------------- */
 
 void attention_put_schemas(struct json *j, const proto_limits *limits)
 {

@@ -14,7 +14,7 @@
 #include "server/device/devices.h"
 #include "server/work/request.h"
 
-/* ---- What others know -------------------------------------------------------------------------------------------- */
+/* ---- Facts that other parts of the server give ------------------------------------------------------------------- */
 
 /* A snapshot of the server for one answer. Its pointers are borrowed for the call. */
 struct info_facts {
@@ -32,7 +32,7 @@ struct info_facts {
     int64_t kv_bytes; /* memory for the caches of all devices, in bytes */
 };
 
-/* ---- The document ------------------------------------------------------------------------------------------------ */
+/* ---- Writing the document ---------------------------------------------------------------------------------------- */
 
 /* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees.
  * Returns NULL when out of memory. Any thread may call this; it keeps no state. */

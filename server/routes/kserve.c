@@ -23,7 +23,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- The models -------------------------------------------------------------------------------------------------- */
+/* ---- The table of models ----------------------------------------------------------------------------------------- */
 
 #define VERSION "1"
 
@@ -68,7 +68,7 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
     return NULL;
 }
 
-/* ---- Descriptions ------------------------------------------------------------------------------------------------ */
+/* ---- Writing descriptions of the server and its models ----------------------------------------------------------- */
 
 static bool is_required(const proto_model *model, attn_tensor_id id)
 {
@@ -241,7 +241,7 @@ static char *write_index(bool ready, bool ready_alone, size_t *length)
     return json_take(&j, length);
 }
 
-/* ---- Statistics -------------------------------------------------------------------------------------------------- */
+/* ---- Statistics of requests -------------------------------------------------------------------------------------- */
 
 /* The parts of a request's time that the statistics count. cache_hit and cache_miss stay 0; they exist because clients
  * require them. */
@@ -358,7 +358,7 @@ static char *write_stats(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions that answer requests ------------------------------------------------------------------------------ */
 
 static void answer_json(struct answer *answer, char *body)
 {

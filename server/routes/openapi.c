@@ -56,7 +56,7 @@ struct document {
     bool skips;
 };
 
-/* ---- Tables of this file ----------------------------------------------------------------------------------------- */
+/* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
 /* Sets of errors: of every route, of routes with tensors, of routes that compute or change something, and of routes
  * that require a token. The row of a route adds its own errors. The document mentions no errors outside these sets. The
@@ -131,7 +131,7 @@ static const struct {
 };
 /* clang-format on */
 
-/* ---- Paths ------------------------------------------------------------------------------------------------------- */
+/* ---- Writing the paths ------------------------------------------------------------------------------------------- */
 
 static void put_headers(struct json *j, int status)
 {
@@ -335,7 +335,7 @@ static void put_paths(struct document *d)
     }
 }
 
-/* ---- The document ------------------------------------------------------------------------------------------------ */
+/* ---- Writing the whole document ---------------------------------------------------------------------------------- */
 
 static void put_version(struct document *d)
 {

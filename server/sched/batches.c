@@ -31,7 +31,7 @@
 #include "server/regions/regions.h"
 #include "server/work/transaction.h"
 
-/* ---- Cache transactions ------------------------------------------------------------------------------------------ */
+/* ---- Beginning and ending cache transactions --------------------------------------------------------------------- */
 
 void batches_enqueue(struct loop *loop, struct job *job)
 {
@@ -80,7 +80,7 @@ static void begin_transactions(struct loop *loop)
     loop->scan_cut = job != NULL;
 }
 
-/* ---- Batches out ------------------------------------------------------------------------------------------------- */
+/* ---- Sending batches to devices ---------------------------------------------------------------------------------- */
 
 static void arm_window(struct loop *loop, int64_t wait_ns)
 {
@@ -192,7 +192,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
     loop->queue_changed = true;
 }
 
-/* ---- Batches back ------------------------------------------------------------------------------------------------ */
+/* ---- Handling batches that come back ----------------------------------------------------------------------------- */
 
 /* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of the
  * work after the kernels (verifying, writing, measuring). */

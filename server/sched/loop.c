@@ -36,7 +36,7 @@
 #include "server/base/metrics.h"
 #include "server/base/polling_sleep.h"
 
-/* ---- The turn ---------------------------------------------------------------------------------------------------- */
+/* ---- What happens before and after each turn of the loop --------------------------------------------------------- */
 
 /* on_prepare() marks the loop as idle for the watchdog before libuv polls, and on_check() as busy afterwards. The
  * callbacks for sockets and messages run in between, and mark the loop as busy themselves. */
@@ -63,7 +63,7 @@ static void on_check(uv_check_t *check)
     batches_dispatch(loop);
 }
 
-/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+/* ---- Messages from other threads --------------------------------------------------------------------------------- */
 
 /* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
@@ -222,7 +222,7 @@ void loop_note_step_end(struct loop *loop)
     uv_async_send(&loop->step_ended);
 }
 
-/* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
+/* ---- Regular sweeps, and signals --------------------------------------------------------------------------------- */
 
 /* Returns freed memory to the system after many connections have closed. Otherwise glibc would keep what the
  * connections and their requests have freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by
@@ -276,7 +276,7 @@ void loop_signal(struct loop *loop, int number)
     uv_async_send(&loop->signalled);
 }
 
-/* ---- Open -------------------------------------------------------------------------------------------------------- */
+/* ---- Opening the loop -------------------------------------------------------------------------------------------- */
 
 static void must(int error, const char *what)
 {
@@ -351,7 +351,7 @@ uv_loop_t *loop_uv(struct loop *loop)
     return &loop->uv;
 }
 
-/* ---- Descriptors of others --------------------------------------------------------------------------------------- */
+/* ---- Watching file descriptors for other parts of the server ----------------------------------------------------- */
 
 struct loop_watch {
     uv_poll_t poll;
@@ -405,7 +405,7 @@ void loop_unwatch(struct loop_watch *watch)
     uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
 }
 
-/* ---- Run, close -------------------------------------------------------------------------------------------------- */
+/* ---- Running and closing the loop -------------------------------------------------------------------------------- */
 
 int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {

@@ -61,7 +61,7 @@ struct loop {
 
 uv_loop_t *loop_uv(struct loop *loop);
 
-/* ---- waiting.c --------------------------------------------------------------------------------------------------- */
+/* ---- Functions that waiting.c defines ---------------------------------------------------------------------------- */
 
 /* Adds a request whose connection is suspended to the list of waiting requests. */
 void waiting_add(struct loop *loop, struct request *request);
@@ -83,7 +83,7 @@ void waiting_arm_deadline(struct loop *loop);
 /* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
 void waiting_tick(uv_timer_t *timer);
 
-/* ---- stop.c ------------------------------------------------------------------------------------------------------ */
+/* ---- Functions that stop.c defines ------------------------------------------------------------------------------- */
 
 int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
@@ -95,7 +95,7 @@ void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
 
-/* ---- batches.c --------------------------------------------------------------------------------------------------- */
+/* ---- Functions that batches.c defines ---------------------------------------------------------------------------- */
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);

@@ -31,7 +31,7 @@ struct hangup_watch {
     struct request *request;
 };
 
-/* ---- Suspended requests ------------------------------------------------------------------------------------------ */
+/* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
 /* True if the request is in the list of suspended requests, which its state tells (invariant 1). */
 static bool is_suspended(const struct request *request)
@@ -207,7 +207,7 @@ void waiting_tick(uv_timer_t *timer)
     if (loop->oldest == NULL) uv_timer_stop(timer);
 }
 
-/* ---- Deadlines --------------------------------------------------------------------------------------------------- */
+/* ---- Deadlines of requests --------------------------------------------------------------------------------------- */
 
 static void on_deadline(uv_timer_t *timer);
 

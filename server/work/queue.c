@@ -187,7 +187,7 @@ static void move_forward(struct queue *queue, struct job *job)
     }
 }
 
-/* ---- Flows ------------------------------------------------------------------------------------------------------- */
+/* ---- Flows: which client is next --------------------------------------------------------------------------------- */
 
 static int64_t virtual_ns(const struct flow *flow, int64_t now_ns)
 {
@@ -246,7 +246,7 @@ void queue_flow_ran(struct flow *flow, int64_t left_ns)
     flow->running_since_ns -= left_ns;
 }
 
-/* ---- In and out -------------------------------------------------------------------------------------------------- */
+/* ---- Adding jobs to the queue and taking them out ---------------------------------------------------------------- */
 
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 {

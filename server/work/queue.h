@@ -39,7 +39,7 @@ struct queue {
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
 
-/* ---- Admission: any thread --------------------------------------------------------------------------------------- */
+/* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
 /* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share
  * is used up). */
@@ -56,7 +56,7 @@ int queue_retry_after_s(const struct queue *queue, int devices);
 /* Reports the number of jobs that wait for a device, and the bytes of their tensors. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
-/* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
+/* ---- Jobs that wait; only the loop's thread calls these functions ------------------------------------------------ */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
  * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while

@@ -21,7 +21,7 @@ struct server;
 struct flow;
 struct hangup_watch;
 
-/* ---- The owner table --------------------------------------------------------------------------------------------- */
+/* ---- Which thread owns a request in which state ------------------------------------------------------------------ */
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 

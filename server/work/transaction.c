@@ -27,7 +27,7 @@ struct job_transaction {
     bool committed;
 };
 
-/* ---- Prepare ----------------------------------------------------------------------------------------------------- */
+/* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
 /* Copies a cache's id. An id of another length is cut, and no cache will be found for it. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
@@ -255,7 +255,7 @@ attn_status transaction_prepare(struct job *job, attn_error *err)
     return status;
 }
 
-/* ---- Begin and end ----------------------------------------------------------------------------------------------- */
+/* ---- Beginning and ending a transaction -------------------------------------------------------------------------- */
 
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
 {

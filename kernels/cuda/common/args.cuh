@@ -300,7 +300,7 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
 }
 
-/* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
+/* ---- Which tile of query rows a thread block computes ------------------------------------------------------------ */
 
 /* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
  * all sequences, heads). In a packed problem sequence b owns the tiles from cu_seqlens[b] / rows + b on, which are at

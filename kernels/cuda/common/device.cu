@@ -43,7 +43,7 @@ namespace {
 CUDA_ERROR_MAP(X)
 #undef X
 
-/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+/* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
 enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one computes, one copies out, one waits */
 
@@ -321,7 +321,7 @@ void describe(const attn_device *base, attn_device_info *info)
     info->memory_limit = d->memory_limit;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Allocating memory of a device and of the host --------------------------------------------------------------- */
 
 int64_t class_bytes(int size_class)
 {
@@ -459,7 +459,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
     cudaFreeHost(memory);
 }
 
-/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+/* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
 /* Returns the error for a memory handle (CUDA IPC) that the driver refused. As long as the device works, every error
  * code means that the client sent a wrong handle, even a code that means a lost device in other calls. */
@@ -528,7 +528,7 @@ void release_import(attn_device *base, void *memory)
     if (enter(d, &ignored) == ATTN_OK) (void)check(d, cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle", &ignored);
 }
 
-/* ---- This process's memory --------------------------------------------------------------------------------------- */
+/* ---- Pinning memory of this process ------------------------------------------------------------------------------ */
 
 attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
@@ -549,7 +549,7 @@ void unpin(attn_device *base, void *memory)
     if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
 }
 
-/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- Planning: which kernel computes a problem ------------------------------------------------------------------- */
 
 const size_t WORKSPACE_ALIGN = 1024; /* alignment in bytes that TMA and its swizzles need */
 
@@ -600,7 +600,7 @@ attn_status workspace_bytes(const attn_capabilities *, const attn_plan *plans, i
     return ATTN_OK;
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+/* ---- Streams, and the work on them ------------------------------------------------------------------------------- */
 
 attn_status note(attn_stream *base, attn_error *err)
 {

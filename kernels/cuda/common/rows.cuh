@@ -336,7 +336,7 @@ again:
     }
 }
 
-/* ---- Backward ---------------------------------------------------------------------------------------------------- */
+/* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
 /* The value of saved.rest that marks a row that sees exactly one key. Kernels subtract saved.rest from exponents of P,
  * and this value is too small to change an exponent. */

@@ -53,7 +53,7 @@ DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+/* ---- The results that each row has ------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant__ cuda_args a, int64_t first,
                                                            int64_t count, const __grid_constant__ observed_rows rows)
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
     });
 }
 
-/* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
+/* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
 
 /* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
  * heads; neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
     if (mean.data) ((float *)mean.data)[attn_at(&mean, b, h, 0)] = seen > 0 ? (float)(entropy / seen) : 0;
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells. Where rows.strange is given, it computes
  * only strange rows (those that tiles cannot compute), by launch_left(). */

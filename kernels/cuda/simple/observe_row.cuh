@@ -93,7 +93,7 @@ DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t 
     }
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+/* ---- The other results of a row ---------------------------------------------------------------------------------- */
 
 /* Returns the lse that the client has given for a row; 0 where none is given. */
 DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)

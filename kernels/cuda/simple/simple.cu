@@ -23,7 +23,7 @@
 
 namespace {
 
-/* ---- Forward ----------------------------------------------------------------------------------------------------- */
+/* ---- The kernels of the forward ---------------------------------------------------------------------------------- */
 
 /* Computes the rows of a forward, one per warp, from row `first` on. */
 template <int N>
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         });
 }
 
-/* ---- Backward ---------------------------------------------------------------------------------------------------- */
+/* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
 /* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function finds its row again, so that
  * delta_rows() keeps no registers for it. */
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {

@@ -27,7 +27,7 @@ void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s,
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
-/* ---- How long it takes ------------------------------------------------------------------------------------------- */
+/* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
 /* Seconds for a pair of a query and a key on an H100 whose 132 multiprocessors are all busy: a constant, plus an amount
  * for each 32 channels. tests/gpu/rates.c measured both. A backward takes BACKWARD_PAIR once in each of three loops:

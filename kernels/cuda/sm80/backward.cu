@@ -54,7 +54,7 @@ template <> struct tile<256> {
 
 enum part { DK = 1, DV = 2 };
 
-/* ---- Options, and head dims above 128 ---------------------------------------------------------------------------- */
+/* ---- The kernel for options, and for head dims above 128 --------------------------------------------------------- */
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int STAGES = D == 256 || SCORE_MODS ? 1 : 2;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     }
 }
 
-/* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
+/* ---- The kernel that computes dQ by tiles of queries, for the option `deterministic` ----------------------------- */
 
 template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     }
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 size_t align_up(size_t bytes)
 {

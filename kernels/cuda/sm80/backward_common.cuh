@@ -36,7 +36,7 @@ DEVICE void load_values(row_values *to, const row_values *from)
     if (threadIdx.x < 32) cp_async_16(smem_addr(to) + threadIdx.x * 16, (const char *)from + threadIdx.x * 16, true);
 }
 
-/* ---- prepare ----------------------------------------------------------------------------------------------------- */
+/* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
 /* Computes both parts (lse and rest) of each lse of a tile that is too large for one float32. The function determines
  * again which tile the block has, so that prepare() need not keep this in registers. */
@@ -219,7 +219,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
     return zero == 0;
 }
 
-/* ---- finish ------------------------------------------------------------------------------------------------------ */
+/* ---- The kernel `finish`: dQ from its sums ----------------------------------------------------------------------- */
 
 /* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
 /* The launch bound lets four blocks fit on a multiprocessor, because reading needs many loads in flight. Without the

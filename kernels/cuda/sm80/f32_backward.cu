@@ -101,7 +101,7 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
     return SCORE_MODS ? sizeof(Shared) : offsetof(Shared, options);
 }
 
-/* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
+/* ---- The kernel that computes dK, dV and the sums of dQ ---------------------------------------------------------- */
 
 /* Returns how many tiles of BM queries see any of the BN keys from key j0 on; `first` becomes the first of these
  * tiles. */
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         for (int r = warp; r < BN && j0 + r < Sk_all; r += WARPS) dkdv_row(a, s, b, hk, j0 + r);
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 int query_tile_rows(int D)
 {

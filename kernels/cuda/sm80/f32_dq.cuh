@@ -81,7 +81,7 @@ DEVICE int exponent_for(float bound)
     return bound > 0 && E < 128 ? min(13 - E, 110) : 0;
 }
 
-/* ---- dQ from the sums -------------------------------------------------------------------------------------------- */
+/* ---- The kernel that computes dQ from its sums ------------------------------------------------------------------- */
 
 /* Returns whether some queries of the tile see a wide tile. A tile of float16 planes is wide if the numbers of some row
  * are all too small for the exponent of the tile (split.cuh). All threads of the block call this. */
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(128)
         for (int r = threadIdx.x / 32; r < BM && place.i0 + r < x.s.Sq; r += 4) dq_row(a, s, x, place.i0 + r);
 }
 
-/* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
+/* ---- The kernel that computes dQ by tiles of queries, for the option `deterministic` ----------------------------- */
 
 enum { DQ_BM = 64 };
 

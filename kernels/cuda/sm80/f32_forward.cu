@@ -378,7 +378,7 @@ again:
     }
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
 template <int D, bool SCORE_MODS>
 cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, cudaStream_t stream)

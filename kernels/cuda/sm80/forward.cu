@@ -219,7 +219,7 @@ again:
     }
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED>
 cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, cudaStream_t stream)

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(THREADS)
     ((float *)view.data)[attn_at(&view, b, h, u) + v] = (float)sum;
 }
 
-/* ---- Workspace --------------------------------------------------------------------------------------------------- */
+/* ---- The parts of the workspace ---------------------------------------------------------------------------------- */
 
 /* The parts of an observe's workspace (scratch memory). */
 struct layout {
@@ -193,7 +193,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     return x;
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* Returns whether a given lse determines all probabilities that the outputs need. If so, no pass over the rows is
  * necessary, because it would only compute lse. */

@@ -10,7 +10,7 @@
 
 namespace {
 
-/* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
+/* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
 /* Returns the sums l (x) and e (y) of a part of a row, converted to a new maximum. `by`: the part's own maximum minus
  * the new maximum, in base 2. */
@@ -62,7 +62,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
     return sum;
 }
 
-/* ---- Launches ---------------------------------------------------------------------------------------------------- */
+/* ---- Launching a share of the blocks ----------------------------------------------------------------------------- */
 
 /* Launches a kernel on the tiles of a grid. If several launches share the work, this launch computes share chip->share
  * of chip->shares. `blocks` blocks work on each tile. */

@@ -133,7 +133,7 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
     return v;
 }
 
-/* ---- Chunks arrive in shared memory ------------------------------------------------------------------------------ */
+/* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
 /* The chunks in shared memory. If work.resident is true, all chunks of Q and dO come first, then STAGES stages with a
  * chunk of K or V each. Otherwise there are only the stages, and each also has a chunk of Q or dO behind that of K or
@@ -197,7 +197,7 @@ template <sum_kind KIND> struct load_cursor {
     }
 };
 
-/* ---- From scores to P and dZ ------------------------------------------------------------------------------------- */
+/* ---- Computing P and dZ from scores ------------------------------------------------------------------------------ */
 
 /* The queries and keys that a warp has of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt
  * + 8 (e / 2) and key j + 8 nt + e % 2. */
@@ -506,7 +506,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
         }
 }
 
-/* ---- What becomes of dZ ------------------------------------------------------------------------------------------ */
+/* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
 
 /* Writes dZ of the lane's pairs to rows of dbias, or of the sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
@@ -606,7 +606,7 @@ DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0,
                                                  columns[3][thread];
 }
 
-/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+/* ---- The kernels ------------------------------------------------------------------------------------------------- */
 
 /* The sums that a block keeps while it visits one tile after the other. */
 template <sum_kind KIND> struct kept_sums {
@@ -721,7 +721,7 @@ __global__ void __launch_bounds__(256)
     ((float *)to.data)[attn_at(&to, h / heads, h % heads, line % Sq) + n % Sk] = sum;
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* How the elements of dbias are divided among launches and blocks. */
 struct division {

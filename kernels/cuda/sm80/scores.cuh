@@ -21,7 +21,7 @@
 #include "kernels/cuda/common/rows.cuh"
 #include "tile.cuh"
 
-/* ---- Products ---------------------------------------------------------------------------------------------------- */
+/* ---- Matrix products --------------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment,
  * mt, kk) and rows_of_b(fragment, nt, kk) load the operands (fragments) of channels 16 kk .. 16 kk + 15. rows_of_b()
@@ -101,7 +101,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
     }
 }
 
-/* ---- Masks and options ------------------------------------------------------------------------------------------- */
+/* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
 /* Sets the scores of a row to -inf if their column is not in lo to hi - 1. Columns are counted from this lane's first
  * column. */
@@ -234,7 +234,7 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
     __syncwarp();
 }
 
-/* ---- S^T: rows are keys ------------------------------------------------------------------------------------------ */
+/* ---- Transposed scores S^T, whose rows are keys ------------------------------------------------------------------ */
 
 /* Shared memory of a warp's 16 keys x BM queries while options are applied: scores, 1 - tanh^2 (the derivative of
  * softcap), and bits of the keys that dropout keeps. */

@@ -73,7 +73,7 @@ DEVICE int64_t split_tile_of(const split_planes &p, int64_t b, int64_t h, int64_
     return p.packed ? h * p.tiles + start / SPLIT_ROWS + b : (b * p.heads + h) * p.tiles;
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
 static inline int split_class(const attn_dims &d)
 {
@@ -110,7 +110,7 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
-/* ---- Device ------------------------------------------------------------------------------------------------------ */
+/* ---- Functions of the device ------------------------------------------------------------------------------------- */
 
 /* Returns 2^e, where |e| <= 126. */
 DEVICE float power_of_two(int e)

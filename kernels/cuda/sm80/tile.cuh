@@ -313,7 +313,7 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
     return place;
 }
 
-/* ---- Fragments ------------------------------------------------------------------------------------------------------
+/* ---- Loading fragments (operands of mma.sync) from shared memory ----------------------------------------------------
  *
  * `tile` is the address of a tile of rows of D elements that starts on 1024 bytes; lane is threadIdx.x % 32.
  *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
@@ -409,7 +409,7 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
     }
 }
 
-/* ---- Results --------------------------------------------------------------------------------------------------------
+/* ---- Storing results ------------------------------------------------------------------------------------------------
  *
  * Rows of a result go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that
  * do not fit that (another dtype than the inputs', odd strides) are staged as floats, D per row, and are converted

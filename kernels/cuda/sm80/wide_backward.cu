@@ -74,7 +74,7 @@ template <gradient G, bool SCORE_MODS> struct shared {
 };
 static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results are staged");
 
-/* ---- Where a block works ----------------------------------------------------------------------------------------- */
+/* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
 /* Finds the rows and columns of a block of dq. Blocks of the same queries follow each other, because they read the same
  * keys. */
@@ -130,7 +130,7 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
     else return n + 1;
 }
 
-/* ---- Loads ------------------------------------------------------------------------------------------------------- */
+/* ---- Loading tiles to shared memory ------------------------------------------------------------------------------ */
 
 /* Begins to copy COUNT rows of a tensor, from `row` on, and WIDTH of their columns, from `column` on, to shared
  * memory. */
@@ -184,7 +184,7 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
     if (threadIdx.x == THREADS - 1) p.h = h, p.head = head_args_of(a, p.b, h);
 }
 
-/* ---- P and dS ---------------------------------------------------------------------------------------------------- */
+/* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
 /* lse and delta of this thread's rows, which are queries in a block of dq. In a block of dk or dv rows are keys, and
  * lse and delta of the queries are in shared memory. */
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
  * cuda_args.rows_found */

@@ -225,7 +225,7 @@ again:
     }
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
 /* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
  * cuda_args.rows_found */

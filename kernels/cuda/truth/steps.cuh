@@ -7,7 +7,7 @@
 
 namespace {
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Scores: masks and options ----------------------------------------------------------------------------------- */
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
@@ -78,7 +78,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
     }
 }
 
-/* ---- Products ---------------------------------------------------------------------------------------------------- */
+/* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
 /* Adds X Y^T, for a chunk of columns of X and Y, to c: each warp has 16 rows of X, and all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
@@ -153,7 +153,7 @@ DEVICE void add_strange_product(result_fragment &result, const fragment &p, cons
                 }
 }
 
-/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+/* ---- The softmax of rows ----------------------------------------------------------------------------------------- */
 
 /* Returns the larger of two numbers, or NaN if one is NaN. */
 DEVICE double larger(double m, double z)

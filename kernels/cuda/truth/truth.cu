@@ -29,7 +29,7 @@
 
 namespace {
 
-/* ---- widen ------------------------------------------------------------------------------------------------------- */
+/* ---- The kernel `widen`: inputs become float32 tensors without gaps ---------------------------------------------- */
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
@@ -131,7 +131,7 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
 }
 
-/* ---- A block ----------------------------------------------------------------------------------------------------- */
+/* ---- The work of a block ----------------------------------------------------------------------------------------- */
 
 /* The work of one block. In the passes FORWARD and DQ its rows are queries and its columns keys; in DK and DV its rows
  * are keys and its columns queries. */
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     store_result<PASS>(t, w, result, factor);
 }
 
-/* ---- Between forward and gradients ------------------------------------------------------------------------------- */
+/* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
 /* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
  * of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1 if its score equals lse
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
     }
 }
 
-/* ---- The host's part --------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
 /* Operations per second: RATE on chips whose tensor cores compute doubles; RATE_OF_FEW on chips of compute capability
  * 8.6, 8.7 and 8.9, which compute doubles at a 64th of their rate for float32. An H100 makes 2.1e13 in a forward and

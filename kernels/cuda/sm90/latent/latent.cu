@@ -93,7 +93,7 @@ struct shared {
     } bars[2];
 };
 
-/* ---- The producer ------------------------------------------------------------------------------------------------ */
+/* ---- The warp that loads tiles (producer) ------------------------------------------------------------------------ */
 
 /* Loads the tiles of keys. One warp runs this, and its first lane issues the loads. All lanes together look up the
  * pages and rows of 32 tiles, well before these tiles are loaded, so that no load waits for the page table. */
@@ -141,7 +141,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
     }
 }
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (0 or 1) the warpgroup computes scores, and which
  * half of V it multiplies. */
@@ -558,7 +558,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     else warpgroup<T, RIGHT>(a.g, p, sm).run_all();
 }
 
-/* ---- Combine ----------------------------------------------------------------------------------------------------- */
+/* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
 /* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
  * parts are added up. */
@@ -668,7 +668,7 @@ __global__ void __launch_bounds__(128)
         });
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
 /* The grid, and the offsets in the workspace. A block computes a split group or a single split, with the same bits; the
  * plan takes the way that needs fewer waves of blocks. */

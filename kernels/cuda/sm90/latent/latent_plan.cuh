@@ -7,7 +7,7 @@
 
 namespace {
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
 enum { D = 576, DV = 512, BM = 64, BN = 64, HALF = DV / 2 };
 /* a box has BN keys and 64 columns; BOXES: boxes per tile; BOX: elements of a box */
@@ -15,7 +15,7 @@ enum { BOXES = D / 64, BOX = BN * 64 };
 enum { MOST_ROWS = 1024 };
 enum { SPLIT_GROUP = 4 };
 
-/* ---- The plan ---------------------------------------------------------------------------------------------------- */
+/* ---- The plan: the numbers of a problem that the kernels read ---------------------------------------------------- */
 
 struct plan {
     lazy_reference reference;
@@ -122,7 +122,7 @@ DEVICE int piece_of(int row, int n)
     return (n / 4 * 2 + row % 16 / 8) * 128 + row / 16 * 32 + row % 8 * 4 + n % 4;
 }
 
-/* ---- Two partial results become one ------------------------------------------------------------------------------ */
+/* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
 /* Combines two partial results of a row into one. Two kernels use this struct and must get the same bits, so its
  * operations are intrinsics, whose rounding the compiler cannot change. */

@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* ---- mbarrier, 9.7.13.15 ----------------------------------------------------------------------------------------- */
+/* ---- Barriers in shared memory (mbarrier), PTX ISA 9.7.13.15 ----------------------------------------------------- */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
 {
@@ -55,7 +55,7 @@ DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------- */
+/* ---- Loads and stores by the copy engine (TMA), PTX ISA 9.7.9.27 ------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {

@@ -35,7 +35,7 @@ DEVICE float sink_log2(const results &to, int h)
     return sink == -CUDART_INF_F || y != -CUDART_INF_F ? y : -FLT_MAX;
 }
 
-/* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
+/* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
 /* What end_rows() computes for the two rows of a thread: the factor of O; and `top`, where 2^top is the divisor of the
  * exponentials in l. */
@@ -104,7 +104,7 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
 }
 
-/* ---- O to memory ------------------------------------------------------------------------------------------------- */
+/* ---- Storing O in global memory ---------------------------------------------------------------------------------- */
 
 /* Writes a warp's 16 rows of O to the warp's shared memory. Piece c (16 bytes) of row r is stored as piece number
  * place(r, c). */
@@ -214,7 +214,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* ---- Gradients in float32 ---------------------------------------------------------------------------------------- */
+/* ---- Storing gradients in float32 -------------------------------------------------------------------------------- */
 
 /* Stores a warp's 16 float32 rows. They pass through 2 KB of the warp's shared memory, 32 columns at a time. Piece c
  * (16 bytes) of row r lies there at place c ^ (r & 7) of its row. */
@@ -273,7 +273,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
     else store_rows<T, D>((T *)to.data + place, to.row, count, width, sums, rest...);
 }
 
-/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
 /* Scans flags and repairs rows. There is one flag per work tile and warp, which stands for 16 rows. A warp reads 32
  * flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the warp

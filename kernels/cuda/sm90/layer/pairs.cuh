@@ -40,7 +40,7 @@ struct largest_in_base_2 {
     }
 };
 
-/* ---- keep_mask --------------------------------------------------------------------------------------------------- */
+/* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
  * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. Each 64 rows have one byte per
@@ -184,7 +184,7 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
     return cudaPeekAtLastError();
 }
 
-/* ---- keep_mask, key by key --------------------------------------------------------------------------------------- */
+/* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries: bit n of the first
  * word is query 2 n, bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
@@ -308,7 +308,7 @@ static inline cudaError_t make_kept_columns(const attn_geometry &g, const kept_c
     return cudaPeekAtLastError();
 }
 
-/* ---- bias -------------------------------------------------------------------------------------------------------- */
+/* ---- Loading a bias, and adding it to scores --------------------------------------------------------------------- */
 
 struct pair_bias {
     const char *data;         /* NULL: the problem has no bias */
@@ -382,7 +382,7 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
     }
 }
 
-/* ---- Dropout ----------------------------------------------------------------------------------------------------- */
+/* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
     uint32_t most; /* dropout keeps a pair if its 16 random bits, in the upper half of a word, are above this number */

@@ -15,7 +15,7 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
-/* ---- Barriers ---------------------------------------------------------------------------------------------------- */
+/* ---- Pairs of barriers: a buffer is full, a buffer is empty ------------------------------------------------------ */
 
 /* The barriers of a ring of STAGES buffers, in shared memory. */
 template <int STAGES> struct barrier_pairs {
@@ -32,7 +32,7 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
     }
 }
 
-/* ---- Rings ------------------------------------------------------------------------------------------------------- */
+/* ---- Rings of buffers -------------------------------------------------------------------------------------------- */
 
 /* A position in a ring of buffers: the number of the buffer (stage), and the phase of its barriers. The warp that fills
  * the ring has its own position, and so has each reader. */
@@ -74,7 +74,7 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
     load_tile<ROWS, CHUNKS, COLUMNS, PITCH>(to, map, from, smem_addr(other ? other : &pairs.full[at.stage]));
 }
 
-/* ---- Consumers --------------------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* Numbers of named barriers. Each is the first number of a set with one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };

@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+/* ---- Operands of tensor-core products (wgmma) -------------------------------------------------------------------- */
 
 /* A K-major operand in shared memory: chunks of 128 bytes of columns with ROWS rows each, as tma.cuh loads them. The
  * columns are the product's dimension k. step() makes each descriptor from the address, because a stored descriptor
@@ -59,7 +59,7 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
     return first;
 }
 
-/* ---- Products ---------------------------------------------------------------------------------------------------- */
+/* ---- Tensor-core products (wgmma) -------------------------------------------------------------------------------- */
 
 /* Starts the product d[64 x N] = A B, in STEPS steps along k. With add == 1 the product is added to d. */
 template <typename T, int N, int STEPS, class A, class B>

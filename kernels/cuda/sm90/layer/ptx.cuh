@@ -43,7 +43,7 @@ DEVICE uint32_t memory_anew()
     return address;
 }
 
-/* ---- Global memory ----------------------------------------------------------------------------------------------- */
+/* ---- Loads, stores and atomics in global memory ------------------------------------------------------------------ */
 
 /* store_release() and load_acquire() use a word by which one block signals others. A thread that acquires the stored
  * value sees all that the storing thread, and threads that it had met at a barrier, wrote before the release. PTX ISA
@@ -123,7 +123,7 @@ DEVICE uint64_t evict_first()
     return policy;
 }
 
-/* ---- Warp roles -------------------------------------------------------------------------------------------------- */
+/* ---- Registers and named barriers of warps with different tasks -------------------------------------------------- */
 
 template <int REGISTERS> DEVICE void setmaxnreg_inc()
 {
@@ -153,7 +153,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* ---- Programmatic dependent launch, 9.7.13.13 -------------------------------------------------------------------- */
+/* ---- Programmatic dependent launch, PTX ISA 9.7.13.13 ------------------------------------------------------------ */
 
 /* Allows the GPU to start the stream's next kernel, if that was launched as dependent, as soon as every block has
  * called this. */
@@ -167,7 +167,7 @@ DEVICE void wait_for_prerequisites()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
+/* ---- Moves between registers and shared memory, conversions, arithmetic ------------------------------------------ */
 
 /* Stores four 8x8 blocks of 16-bit elements. Lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
@@ -270,7 +270,7 @@ DEVICE float largest_by_bits(float x, float y, float z)
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
 }
 
-/* ---- wgmma, 9.7.15 ----------------------------------------------------------------------------------------------- */
+/* ---- Tensor-core products (wgmma), PTX ISA 9.7.15 ---------------------------------------------------------------- */
 
 /* Returns the descriptor of an operand in shared memory with the 128-byte swizzle. To move on by some bytes, add bytes
  * >> 4 to it.

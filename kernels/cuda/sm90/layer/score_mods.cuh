@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
-/* ---- float8's scales --------------------------------------------------------------------------------------------- */
+/* ---- The scales of float8 tensors -------------------------------------------------------------------------------- */
 
 enum { SCALE_Q, SCALE_K, SCALE_V };
 

@@ -80,7 +80,7 @@ DEVICE mass_tile mass_tile_of(const cuda_args &a, const mass_order &order, int t
     return k;
 }
 
-/* ---- The loading thread ------------------------------------------------------------------------------------------ */
+/* ---- The thread that loads tiles --------------------------------------------------------------------------------- */
 
 template <class X>
 DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &maps, const mass_order &order)
@@ -110,7 +110,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
     }
 }
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* The members base and inverse of tile_rows, for the two rows of a thread. */
 struct two_ends {
