@@ -109,7 +109,7 @@ static double median(double *times, int count)
     return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
 }
 
-/* ---- Data -------------------------------------------------------------------------------------------------------- */
+/* ---- The numbers in tensors -------------------------------------------------------------------------------------- */
 
 /* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
  * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the
@@ -130,7 +130,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
 }
 
-/* ---- One shape --------------------------------------------------------------------------------------------------- */
+/* ---- Measuring one problem --------------------------------------------------------------------------------------- */
 
 struct machine {
     attn_device *device;
@@ -676,7 +676,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
     }
 }
 
-/* ---- The codec --------------------------------------------------------------------------------------------------- */
+/* ---- Measuring the codec of bodies ------------------------------------------------------------------------------- */
 
 /* Memory that grows by reallocation and is aligned to 64 bytes, like the server's staging memory. */
 struct arena {

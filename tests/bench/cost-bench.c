@@ -164,7 +164,7 @@ static double seconds_of(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- Inputs ------------------------------------------------------------------------------------------------------ */
+/* ---- The inputs of problems -------------------------------------------------------------------------------------- */
 
 static double next_normal(void)
 {
@@ -304,7 +304,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
     }
 }
 
-/* ---- Time -------------------------------------------------------------------------------------------------------- */
+/* ---- Measuring times --------------------------------------------------------------------------------------------- */
 
 /* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses on the device. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)

@@ -45,7 +45,7 @@ static inline bool __syncthreads_and(bool x)
     return !emu::sync_block_or(!x);
 }
 
-/* ---- Of a warp: all lanes, always -------------------------------------------------------------------------------- */
+/* ---- Functions that all lanes of a warp must call together ------------------------------------------------------- */
 
 namespace emu {
 
@@ -144,7 +144,7 @@ template <class T> T __reduce_min_sync(uint32_t mask, T x)
     return emu::reduce<T>("__reduce_min_sync", x, emu::smaller<T>);
 }
 
-/* ---- Of a thread ------------------------------------------------------------------------------------------------- */
+/* ---- Functions of a single thread -------------------------------------------------------------------------------- */
 
 static inline size_t __cvta_generic_to_shared(const void *p)
 {

@@ -174,7 +174,7 @@ asm(".text\n"
     "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Reporting failures ------------------------------------------------------------------------------------------ */
 
 static void say_launch(FILE *to)
 {
@@ -243,7 +243,7 @@ void repair_begins()
     fail("all fibers wait: a deadlock");
 }
 
-/* ---- Fibers ------------------------------------------------------------------------------------------------------ */
+/* ---- Fibers: one for each CUDA thread ---------------------------------------------------------------------------- */
 
 static void switch_to(fiber *next)
 {
@@ -365,7 +365,7 @@ void yield()
     switch_to(schedule());
 }
 
-/* ---- Teams ------------------------------------------------------------------------------------------------------- */
+/* ---- Teams: threads that execute an instruction together --------------------------------------------------------- */
 
 void arrive(team &t, const char *name, void *mine)
 {
@@ -513,7 +513,7 @@ void poll(bool (*condition)(void *), void *context, const char *what, uint32_t n
     watch_everything(self->block->races, self->thread / 32);
 }
 
-/* ---- Races ------------------------------------------------------------------------------------------------------- */
+/* ---- Finding races ----------------------------------------------------------------------------------------------- */
 
 /* Returns the source file and line of a return address, by addr2line, or "?" without that program. */
 static const char *line_of(const void *where)
@@ -679,7 +679,7 @@ void shared_written(int thread, uint32_t address, size_t bytes)
     watch(thread, address - SHARED_BEGIN, bytes, true, "an instruction");
 }
 
-/* ---- cp.async ---------------------------------------------------------------------------------------------------- */
+/* ---- Asynchronous copies (cp.async) ------------------------------------------------------------------------------ */
 
 static char *target(block *b, const copy &c)
 {
@@ -743,7 +743,7 @@ void cp_async_wait(int newest)
     finish_copies(self->copies->group - newest);
 }
 
-/* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
+/* ---- Running blocks and launches --------------------------------------------------------------------------------- */
 
 /* The first function on a fiber's stack. It never returns, but ends by switching to another fiber. */
 static void fiber_main()

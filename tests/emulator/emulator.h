@@ -44,7 +44,7 @@ extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is run
 
 namespace emu {
 
-/* ---- Who runs ---------------------------------------------------------------------------------------------------- */
+/* ---- Which thread runs ------------------------------------------------------------------------------------------- */
 
 struct fiber;
 struct block;
@@ -117,7 +117,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- What waits -------------------------------------------------------------------------------------------------- */
+/* ---- What a thread waits for ------------------------------------------------------------------------------------- */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of the calling thread's warpgroup */
@@ -171,7 +171,7 @@ template <class Condition> void wait_until(Condition condition, const char *what
 }
 void yield(); /* lets other fibers run */
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory and its checks --------------------------------------------------------------------------------------- */
 
 /* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
  * value modulo 1024. */

@@ -33,7 +33,7 @@ namespace {
 
 enum { HANG_SECONDS = 300 };
 
-/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
+/* ---- Tests of tensor maps ---------------------------------------------------------------------------------------- */
 
 /* A dense tensor [B, rows, H, columns] of bytes or 16-bit numbers. map_of() makes its TMA tensor map as the launchers
  * of forward.cu and f8_forward.cu do. */
@@ -721,7 +721,7 @@ void check_hand_over()
     }
 }
 
-/* ---- The order of work ------------------------------------------------------------------------------------------- */
+/* ---- Tests of the order in which blocks claim work --------------------------------------------------------------- */
 
 __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
 {
@@ -769,7 +769,7 @@ void check_order()
     }
 }
 
-/* ---- A dependent launch ------------------------------------------------------------------------------------------ */
+/* ---- Tests of programmatic dependent launch ---------------------------------------------------------------------- */
 
 enum { FIRST_BLOCKS = 64 };
 
@@ -855,7 +855,7 @@ void check_stores()
     check_store<__half, 192>();
 }
 
-/* ---- Conversions ------------------------------------------------------------------------------------------------- */
+/* ---- Tests of conversions ---------------------------------------------------------------------------------------- */
 
 enum { CONVERTED = 8192 };
 

@@ -20,7 +20,7 @@
 #include "kernels/cuda/common/errors.h"
 #include "kernels/cuda/common/kernels.h"
 
-/* ---- Counting ---------------------------------------------------------------------------------------------------- */
+/* ---- Counting tests and failures --------------------------------------------------------------------------------- */
 
 inline int passed, failed;
 
@@ -79,7 +79,7 @@ inline void judge(const char *name, const outcome &x)
     failed++;
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Random numbers and their conversions ------------------------------------------------------------------------ */
 
 inline uint32_t random_state = 2463534242u;
 inline uint32_t random_bits()
@@ -174,7 +174,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
     return y;
 }
 
-/* ---- Pauses ------------------------------------------------------------------------------------------------------ */
+/* ---- Pauses of random length ------------------------------------------------------------------------------------- */
 
 /* Random pauses of a thread, equal for all lanes of a warp and different for each warp. */
 struct pauses {

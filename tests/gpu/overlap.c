@@ -61,7 +61,7 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* ---- Timeline ---------------------------------------------------------------------------------------------------- */
+/* ---- `timeline`: whether copies and kernels of several requests overlap ------------------------------------------ */
 
 static void make(struct request *r)
 {
@@ -182,7 +182,7 @@ static void timeline(void)
     free(expected);
 }
 
-/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+/* ---- `calls`: the host's time in each call of the library -------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {

@@ -39,7 +39,7 @@ UNWATCHED double rng_normal(struct rng *r)
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* ---- A problem in a few numbers ---------------------------------------------------------------------------------- */
+/* ---- A problem that a few numbers describe (struct spec) --------------------------------------------------------- */
 
 UNWATCHED void spec_print(FILE *file, const struct spec *s)
 {
@@ -111,7 +111,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
     fprintf(file, ", .data_seed = %lluu)\n", (unsigned long long)s->data_seed);
 }
 
-/* ---- A problem in memory ----------------------------------------------------------------------------------------- */
+/* ---- A problem with tensors in memory (struct fixture) ----------------------------------------------------------- */
 
 /* POISON fills the bytes around each tensor, and the gaps between its rows. The pattern is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
@@ -666,7 +666,7 @@ UNWATCHED bool is_output(const attn_problem *p, attn_tensor_id id)
     return p->tensor[id].rank > 0 && attn_writes(p, id);
 }
 
-/* ---- Running ----------------------------------------------------------------------------------------------------- */
+/* ---- Running problems on a backend ------------------------------------------------------------------------------- */
 
 UNWATCHED void bench_open(struct bench *b, const char *backend, int threads)
 {
@@ -815,7 +815,7 @@ UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list,
     return status;
 }
 
-/* ---- The truth of a device --------------------------------------------------------------------------------------- */
+/* ---- The truth (float64 results) that a device computes ---------------------------------------------------------- */
 
 static const attn_tensor_id truth_ids[TRUTH_RESULTS] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 
@@ -1013,7 +1013,7 @@ UNWATCHED void run_reference(const attn_problem *p)
     bench_close(&b);
 }
 
-/* ---- Comparing --------------------------------------------------------------------------------------------------- */
+/* ---- Comparing results ------------------------------------------------------------------------------------------- */
 
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },

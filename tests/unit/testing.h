@@ -52,7 +52,7 @@ int64_t rng_between(struct rng *r, int64_t low, int64_t high);
 bool rng_chance(struct rng *r, double p);
 double rng_normal(struct rng *r);
 
-/* ---- A problem in a few numbers ---------------------------------------------------------------------------------- */
+/* ---- A problem that a few numbers describe (struct spec) --------------------------------------------------------- */
 
 enum { SPEC_SEQUENCES = 12 };
 
@@ -138,7 +138,7 @@ struct spec {
 /* Prints the spec as a SPEC(...) with the members that differ from the defaults. */
 void spec_print(FILE *file, const struct spec *s);
 
-/* ---- A problem in memory ----------------------------------------------------------------------------------------- */
+/* ---- A problem with tensors in memory (struct fixture) ----------------------------------------------------------- */
 
 struct fixture {
     struct spec spec;
@@ -166,7 +166,7 @@ void fixture_copy(struct fixture *to, const struct fixture *from);
 /* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
 
-/* ---- Running ----------------------------------------------------------------------------------------------------- */
+/* ---- Running problems on a backend ------------------------------------------------------------------------------- */
 
 struct bench {
     attn_device *device;
@@ -190,7 +190,7 @@ void fixture_run(struct bench *b, struct fixture *f);
 /* Writes the results of the reference backend, which are the truth, to the outputs of a problem in host memory. */
 void run_reference(const attn_problem *p);
 
-/* ---- Comparing --------------------------------------------------------------------------------------------------- */
+/* ---- Comparing results ------------------------------------------------------------------------------------------- */
 
 /* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
@@ -217,7 +217,7 @@ bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, 
  * problem and returns false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
-/* ---- The truth of a device --------------------------------------------------------------------------------------- */
+/* ---- The truth (float64 results) that a device computes ---------------------------------------------------------- */
 
 enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_TRUTH_RESULTS };
 

@@ -8,7 +8,7 @@
 
 #include "backends.h"
 
-/* ---- Edge cases -------------------------------------------------------------------------------------------------- */
+/* ---- Tests of edge cases ----------------------------------------------------------------------------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 
@@ -635,7 +635,7 @@ void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
     }
 }
 
-/* ---- Random problems --------------------------------------------------------------------------------------------- */
+/* ---- Tests of random problems ------------------------------------------------------------------------------------ */
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count)
 {

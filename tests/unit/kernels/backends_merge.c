@@ -306,7 +306,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     scene_clear(&x);
 }
 
-/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the gradients of a merge --------------------------------------------------------------------------- */
 
 /* A small problem for the gradients of a merge, with the loss dout . out + dlse . lse. All its tensors lie in one list
  * of float32, in this order: outs, lses, sinks, dout, dlse; then the results douts, dlses, dsinks, out, lse. */

@@ -79,7 +79,7 @@ static double seconds(struct problem *t, const char *kernel, int units)
     return attn_cost_of(&t->info, &t->plan).seconds;
 }
 
-/* ---- The table --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of each feature's cost -------------------------------------------------------------------------------- */
 
 static void test_every_kernel_has_rates(void **state)
 {
@@ -356,7 +356,7 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     free(t);
 }
 
-/* ---- Rows that leave float32 ------------------------------------------------------------------------------------- */
+/* ---- Tests of rows whose scores leave float32's range ------------------------------------------------------------ */
 
 static const double cpu_most = 5.8e37, cuda_most = 0x1p27;
 

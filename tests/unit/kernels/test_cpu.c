@@ -12,7 +12,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* ---- Threads ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the pool of threads -------------------------------------------------------------------------------- */
 
 enum { ITEMS = 1000, CALLERS = 4, LOOPS = 50, THREADS = 5 };
 
@@ -213,7 +213,7 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
     pool_close(pool);
 }
 
-/* ---- Workspace --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the workspace's size ------------------------------------------------------------------------------- */
 
 /* Length of a long sequence. It is smaller under ThreadSanitizer, which makes filling, reading and comparing a hundred
  * times slower. */
@@ -302,7 +302,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
     bench_close(&bench);
 }
 
-/* ---- Strips ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of strips (parts of a tile's rows) -------------------------------------------------------------------- */
 
 /* Runs a forward. If `strips` is false, strips (parts of a tile of rows) are turned off, so that every tile of rows is
  * computed whole. */
@@ -373,7 +373,7 @@ static void test_strips_change_no_bit(void **state)
     }
 }
 
-/* ---- Giving up --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of cancelled runs ------------------------------------------------------------------------------------- */
 
 /* Returns the processor time in seconds of all threads together. */
 static double seconds(void)
@@ -463,7 +463,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
     ends_soon_after_it_is_cancelled(made_up);
 }
 
-/* ---- The kernel in double ---------------------------------------------------------------------------------------- */
+/* ---- Tests of the kernel that computes in double ----------------------------------------------------------------- */
 
 /* Some problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single thread
  * computes. */
@@ -538,7 +538,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
     bench_close(&bench);
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of the limit on memory -------------------------------------------------------------------------------- */
 
 static void test_memory_is_counted_and_limited(void **state)
 {

@@ -69,7 +69,7 @@ static void give_forward_of(const struct simd *simd, struct fixture *f)
     for (const char *const *name = simd_names; *name; name++) \
         for (const struct simd *simd = simd_find(*name); simd; simd = NULL)
 
-/* ---- Products beyond float32 ------------------------------------------------------------------------------------- */
+/* ---- Tests of products beyond float32's range -------------------------------------------------------------------- */
 
 /* clang-format off */
 #define F32  .dtype = ATTN_F32, .out_dtype = ATTN_F32
@@ -185,7 +185,7 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
         }
 }
 
-/* ---- Scores that are clamped alike ------------------------------------------------------------------------------- */
+/* ---- Tests of rows whose scores are all clamped to one number ---------------------------------------------------- */
 
 /* Writes a bias that is a mask like those of Hugging Face's models: `least` for the first 24 keys and for keys after
  * the query, 0 for all others. */
@@ -245,7 +245,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
     assert_int_equal(failed, 0);
 }
 
-/* ---- One key ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of rows that see one key ------------------------------------------------------------------------------ */
 
 /* Fills a tensor with large numbers whose products add up to little, so that float32's result depends on the order of
  * the sum. */

@@ -410,7 +410,7 @@ static void test_times_between_streams(void **state)
     close_it(&f);
 }
 
-/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+/* ---- Tests of memory of other processes -------------------------------------------------------------------------- */
 
 /* An object of device memory that "another process" lends: its handle, and the address at which the test sees the
  * memory. */

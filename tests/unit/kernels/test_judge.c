@@ -202,7 +202,7 @@ static void test_the_fast_kernels_are_right_with_every_option(void **state)
     right_results(&cpu, ATTN_OP_BACKWARD, 300, JUDGE_ROUNDING);
 }
 
-/* ---- Mistakes ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the mistakes that a judge finds -------------------------------------------------------------------- */
 
 static void without_causal(attn_problem *p)
 {
@@ -349,7 +349,7 @@ static void test_a_mistake_is_named(void **state)
     }
 }
 
-/* ---- A truth from a device --------------------------------------------------------------------------------------- */
+/* ---- Tests of a judge that gets the truth (float64 results) from a device ---------------------------------------- */
 
 /* Checks that two reports of a judge are equal, bit for bit. This can include padding bytes, because a report is
  * cleared before it is filled. */

@@ -13,7 +13,7 @@
 
 #include "../testing.h"
 
-/* ---- Exact examples ---------------------------------------------------------------------------------------------- */
+/* ---- Tests with exact examples ----------------------------------------------------------------------------------- */
 
 /* All examples have one head, D 2, scale 1, three queries and two keys. */
 static void test_the_six_exact_examples(void **state)
@@ -147,7 +147,7 @@ static void test_the_six_exact_examples(void **state)
     }
 }
 
-/* ---- NumPy ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests against results of NumPy ------------------------------------------------------------------------------ */
 
 struct golden {
     const char *name;
@@ -215,7 +215,7 @@ static void test_it_agrees_with_numpy(void **state)
     }
 }
 
-/* ---- Differences ------------------------------------------------------------------------------------------------- */
+/* ---- Tests of gradients against differences of the forward ------------------------------------------------------- */
 
 /* Returns dout . out + dlse . lse, the number whose gradients a backward computes. */
 static double loss(const struct fixture *f)
@@ -298,7 +298,7 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
         }
 }
 
-/* ---- Identities -------------------------------------------------------------------------------------------------- */
+/* ---- Tests of problems that must have equal results -------------------------------------------------------------- */
 
 /* Copies the data of q, k, v (and dout) to another problem, whose tensors must have equally many elements in the same
  * order. */

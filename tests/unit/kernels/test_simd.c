@@ -136,7 +136,7 @@ static int pad_k(const struct simd_type *type, int k)
     return (k + type->k_multiple - 1) / type->k_multiple * type->k_multiple;
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of loading and saving numbers ------------------------------------------------------------------------- */
 
 static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void **state)
 {
@@ -307,7 +307,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of operands and their products ------------------------------------------------------------------------ */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {
@@ -485,7 +485,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
     }
 }
 
-/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the softmax ---------------------------------------------------------------------------------------- */
 
 static void test_softmax_steps_give_the_softmax(void **state)
 {
@@ -638,7 +638,7 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
     }
 }
 
-/* ---- Gradient ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the gradient of a tile ----------------------------------------------------------------------------- */
 
 static void test_gradient_of_a_tile(void **state)
 {
@@ -715,7 +715,7 @@ static void test_gradient_of_a_tile(void **state)
     }
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of scores, masks and options -------------------------------------------------------------------------- */
 
 static void test_score_scales_caps_adds_and_hides(void **state)
 {
@@ -823,7 +823,7 @@ static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
     }
 }
 
-/* ---- Rows of any dtype ------------------------------------------------------------------------------------------- */
+/* ---- Tests of functions for rows of any dtype -------------------------------------------------------------------- */
 
 static void test_decode_kernels(void **state)
 {

@@ -273,7 +273,7 @@ static void test_rows_that_say_nothing_pass(void **state)
     }
 }
 
-/* ---- Conversions ------------------------------------------------------------------------------------------------- */
+/* ---- Tests of lse in other conventions, such as base 2 ----------------------------------------------------------- */
 
 #define OF_FORWARD ": send the options of that forward"
 

@@ -20,7 +20,7 @@
 
 enum { LONGEST = 200, ROOM = 1 << 16 };
 
-/* ---- Memory that ends at a wall ---------------------------------------------------------------------------------- */
+/* ---- Memory behind which an access faults ------------------------------------------------------------------------ */
 
 struct walled {
     uint8_t *end;
@@ -51,7 +51,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* ---- The definition once more ------------------------------------------------------------------------------------ */
+/* ---- A second, simple implementation of base64 ------------------------------------------------------------------- */
 
 static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -134,7 +134,7 @@ static void check_split(const char *text, size_t count, size_t split)
     assert_int_equal(base64_finish(&d), stop % 4 == 0);
 }
 
-/* ---- Tests, each for every variant ------------------------------------------------------------------------------- */
+/* ---- The tests, each for every variant of the codec -------------------------------------------------------------- */
 
 #define EACH_VARIANT(name) for (const char *const *name = base64_variants(); *name && base64_use(*name); name++)
 

@@ -61,7 +61,7 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
     }
 }
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of wrong tensors -------------------------------------------------------------------------------------- */
 
 #define T(q)                       "{\"q\":" q "," K "," V "}"
 #define TENSOR(shape, dtype, data) T("{\"shape\":" shape ",\"dtype\":" dtype ",\"data\":" data "}")
@@ -215,7 +215,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     }
 }
 
-/* ---- Options ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of options -------------------------------------------------------------------------------------------- */
 
 #define O(option)  "{" QKV "," option "}"
 #define OB(option) "{" QKV "," DOUT "," option "}"
@@ -781,7 +781,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Values ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of values --------------------------------------------------------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {
@@ -832,7 +832,7 @@ static void test_empty_tensors_are_tensors(void **state)
     }
 }
 
-/* ---- Envelopes --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of envelopes (bodies with several problems) ----------------------------------------------------------- */
 
 static void test_problems_of_an_envelope_fail_alone(void **state)
 {

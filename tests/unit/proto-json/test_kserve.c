@@ -91,7 +91,7 @@ static void check_refusals(const struct refusal *cases, size_t count)
     assert_int_equal(differences, 0);
 }
 
-/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
+/* ---- Tests of tensors in shared memory --------------------------------------------------------------------------- */
 
 /* Decodes a body that names shared memory. In this test all regions of shared memory exist, and hold the bytes of the
  * inputs in the body QKV. */
@@ -422,7 +422,7 @@ static void test_which_inputs_may_lie_on_a_device(void **state)
     }
 }
 
-/* ---- What is taken ----------------------------------------------------------------------------------------------- */
+/* ---- Tests of bodies that are accepted --------------------------------------------------------------------------- */
 
 /* Checks that a KServe body gives the same problem as the JSON body `json` for /v1. */
 static void check_same(const struct infer *body, const char *json)
@@ -534,7 +534,7 @@ static void test_float8_is_uint8_with_a_parameter(void **state)
     decoded_clear(&d);
 }
 
-/* ---- What is refused --------------------------------------------------------------------------------------------- */
+/* ---- Tests of bodies that are refused ---------------------------------------------------------------------------- */
 
 #define HEADER "Inference-Header-Content-Length"
 
@@ -910,7 +910,7 @@ static void test_memory_grows_with_what_arrives_alone(void **state)
     decoded_clear(&d);
 }
 
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of answers -------------------------------------------------------------------------------------------- */
 
 /* Returns the answer to a problem with the results `out` and `lse`, read in blocks of `block` bytes. */
 static char *answer_to(const struct infer *body, const void *out, const void *lse, size_t block, size_t *length,

@@ -90,7 +90,7 @@ static uint64_t next_random(void) /* a random number generator (xorshift64) that
     return random_state ^= random_state << 17;
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of reading arrays of numbers -------------------------------------------------------------------------- */
 
 struct refusal {
     numbers_type type;
@@ -362,7 +362,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
     }
 }
 
-/* ---- Values ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of the values that are read --------------------------------------------------------------------------- */
 
 /* The formats with fewer than 32 bits, defined independently of the code under test. */
 static const struct narrow_format {
@@ -637,7 +637,7 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
     }
 }
 
-/* ---- Writing ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of writing numbers ------------------------------------------------------------------------------------ */
 
 /* Writes values as a JSON array. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)

@@ -71,7 +71,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
     assert_int_equal(decode_all_ways(d, &body), 0);
 }
 
-/* ---- What is taken ----------------------------------------------------------------------------------------------- */
+/* ---- Tests of bodies that are accepted --------------------------------------------------------------------------- */
 
 /* Checks that a file with the header `header` gives the same problem as JSON with q, k, v and `members`. */
 static void check_same(attn_op op, const char *header, const char *members)
@@ -279,7 +279,7 @@ static void test_int64_becomes_int32(void **state)
     decoded_clear(&d);
 }
 
-/* ---- What is refused --------------------------------------------------------------------------------------------- */
+/* ---- Tests of bodies that are refused ---------------------------------------------------------------------------- */
 
 struct refusal {
     attn_op op;
@@ -566,7 +566,7 @@ static void test_memory(void **state)
     free(body);
 }
 
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of answers -------------------------------------------------------------------------------------------- */
 
 /* Returns the whole answer, read in blocks of `block` bytes. The caller frees it. */
 static uint8_t *answer_of(const proto_call *call, const proto_result *result, size_t block, size_t *length)

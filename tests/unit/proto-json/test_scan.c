@@ -10,7 +10,7 @@
 #include "codec.h"
 #include "proto-json/scan.h"
 
-/* ---- Helpers ----------------------------------------------------------------------------------------------------- */
+/* ---- Functions that the tests share ------------------------------------------------------------------------------ */
 
 struct scanned {
     struct moving_memory memory;
@@ -148,7 +148,7 @@ static void check_at(const char *file, int line, const char *body, size_t bytes,
 }
 #define check(body, says) check_at(__FILE__, __LINE__, body, strlen(body), says)
 
-/* ---- What is no JSON --------------------------------------------------------------------------------------------- */
+/* ---- Tests of bodies that are not JSON --------------------------------------------------------------------------- */
 
 static void test_what_is_no_json_is_refused_with_its_byte(void **state)
 {
@@ -266,7 +266,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
              "INVALID [] not JSON at byte 2: expected nothing after the value, found byte 0x00");
 }
 
-/* ---- Limits ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
 
 /* Returns `text` repeated `times` times, between `before` and `after`. */
 static char *repeated(const char *before, const char *text, size_t times, const char *after)
@@ -370,7 +370,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- The rest, and what is extracted ---------------------------------------------------------------------------- */
+/* ---- Tests of the rest of the JSON, and of the extracted values ------------------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {

@@ -53,7 +53,7 @@ enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reach
         }                                                                                \
     } while (0)
 
-/* ---- Gates ------------------------------------------------------------------------------------------------------- */
+/* ---- Gates: the fake backend waits until a test opens a gate ----------------------------------------------------- */
 
 /* A gate: a file for which a script of the fake backend waits (hold=PATH) until gate_open() deletes it. */
 struct gate {
@@ -81,7 +81,7 @@ HELPER void gate_script(const struct gate *gate, const char *script, char *text,
     else snprintf(text, bytes, "%s", script);
 }
 
-/* ---- A server of which only the inside is there ------------------------------------------------------------------ */
+/* ---- A server without its HTTP threads and its loop -------------------------------------------------------------- */
 
 HELPER void config_default(struct config *config)
 {
@@ -115,7 +115,7 @@ HELPER void server_close(struct server *server)
     staging_free(server->staging);
 }
 
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+/* ---- Bodies of requests ------------------------------------------------------------------------------------------ */
 
 HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int salt)
 {
@@ -205,7 +205,7 @@ HELPER char *backward_body(const char *context, int rows, int D)
     return body_of("dout", rows, D, extra);
 }
 
-/* ---- Requests ---------------------------------------------------------------------------------------------------- */
+/* ---- Requests whose body has arrived ----------------------------------------------------------------------------- */
 
 HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_error *err)
 {
@@ -239,7 +239,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     return request;
 }
 
-/* ---- Jobs -------------------------------------------------------------------------------------------------------- */
+/* ---- Jobs, and the check of their results ------------------------------------------------------------------------ */
 
 /* Returns a job (one request's problems) in the state before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)

@@ -14,7 +14,7 @@
 
 enum { PORTION = 10007, LARGE = 256 << 10 };
 
-/* ---- What was handed over ---------------------------------------------------------------------------------------- */
+/* ---- What the server handed to libmicrohttpd --------------------------------------------------------------------- */
 
 static struct {
     int count; /* answers queued */
@@ -130,7 +130,7 @@ static void assert_header(const char *name, const char *value)
     if (value) assert_string_equal(found, value);
 }
 
-/* ---- Requests that are to be answered ---------------------------------------------------------------------------- */
+/* ---- Requests that a test answers -------------------------------------------------------------------------------- */
 
 struct bench {
     struct config config;
@@ -229,7 +229,7 @@ static void answer_tensors(struct request *request)
     free(want);
 }
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of answers with tensors ------------------------------------------------------------------------------- */
 
 static void test_a_small_answer_is_written_over_the_inputs(void **state)
 {
@@ -379,7 +379,7 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     close_bench(&b);
 }
 
-/* ---- Problem documents ------------------------------------------------------------------------------------------- */
+/* ---- Tests of answers that refuse a request ---------------------------------------------------------------------- */
 
 static void test_each_refusal_has_its_document_and_its_headers(void **state)
 {
@@ -463,7 +463,7 @@ static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void
     close_bench(&b);
 }
 
-/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of answers that handlers write ------------------------------------------------------------------------ */
 
 static void say_hello(struct request *request, struct answer *answer)
 {

@@ -19,7 +19,7 @@
 #include "server/caches/internal.h"
 #include "text/text.h"
 
-/* ---- Time -------------------------------------------------------------------------------------------------------- */
+/* ---- A clock that tests can set ---------------------------------------------------------------------------------- */
 
 static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
 static int leap_in, by_s; /* after `leap_in` more readings, the test's clock jumps ahead by `by_s` seconds */
@@ -34,7 +34,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
     return result;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
 static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: no calloc() fails */
 
@@ -47,7 +47,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return NULL;
 }
 
-/* ---- Pages ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of pages ---------------------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
 {
@@ -110,7 +110,7 @@ static void test_granules_grow_with_the_memory(void **state)
     assert_int_equal(pages_granule_for((size_t)141 << 30), 262144);
 }
 
-/* ---- A pool and its callers -------------------------------------------------------------------------------------- */
+/* ---- Tests of a pool and its callers ----------------------------------------------------------------------------- */
 
 enum { HEADS = 2, DIM = 4, DIM_V = 3, PAGE = 64, POOL_BYTES = 64 * 4096 };
 
@@ -443,7 +443,7 @@ static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
     free(memory);
 }
 
-/* ---- Several devices --------------------------------------------------------------------------------------------- */
+/* ---- Tests with several devices ---------------------------------------------------------------------------------- */
 
 enum { POOLS = 4 };
 
@@ -563,7 +563,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     free(memory);
 }
 
-/* ---- Bounds ------------------------------------------------------------------------------------------------------ */
+/* ---- Tests of limits --------------------------------------------------------------------------------------------- */
 
 static void test_a_full_pool_changes_nothing(void **state)
 {
@@ -1153,7 +1153,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     free(slow.memory);
 }
 
-/* ---- What is shared ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of shared pages and of several threads ---------------------------------------------------------------- */
 
 /* Each page has 64 positions and takes one granule, the pool's unit of 4096 bytes. MANY_PAGES pages are enough for four
  * lists of several blocks of page numbers. */
@@ -1313,7 +1313,7 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     caller_release(caller);
 }
 
-/* ---- A random walk ----------------------------------------------------------------------------------------------- */
+/* ---- A random sequence of operations, compared with a model ------------------------------------------------------ */
 
 enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
 

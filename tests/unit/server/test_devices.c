@@ -156,7 +156,7 @@ static void assert_failed(const struct batch *batch, attn_status status)
     }
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of results and times ---------------------------------------------------------------------------------- */
 
 static void test_numbers_come_back_right_through_memory_of_the_device(void **state)
 {
@@ -266,7 +266,7 @@ static bool has_room(const struct bench *b, struct flow *flow)
     return device && device_has_room(device, &job, clock_ns(), &wait_ns);
 }
 
-/* ---- Which device ------------------------------------------------------------------------------------------------ */
+/* ---- Tests of the choice of a device ----------------------------------------------------------------------------- */
 
 static void test_the_device_with_the_least_work_is_picked_until_all_are_full(void **state)
 {
@@ -330,7 +330,7 @@ static void test_devices_that_are_not_there_are_refused_by_name(void **state)
     }
 }
 
-/* ---- Failures ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of devices that fail ---------------------------------------------------------------------------------- */
 
 static void test_an_error_that_passes_fails_one_batch(void **state)
 {
@@ -502,7 +502,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     close_bench(&b);
 }
 
-/* ---- Giving up, and the end -------------------------------------------------------------------------------------- */
+/* ---- Tests of cancelled batches, and of stopping ----------------------------------------------------------------- */
 
 /* Returns a batch with so much work that its four problems are launched one by one. */
 static struct batch *four_launches(struct bench *b)
@@ -537,7 +537,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     close_bench(&b);
 }
 
-/* ---- Verified in float64 by the device that computed ------------------------------------------------------------- */
+/* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
 /* Returns a request with three problems. The device computes the first and the third again in float64 (a "truth") to
  * verify them, each in one step. */
@@ -828,7 +828,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     close_bench(&b);
 }
 
-/* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
+/* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
 /* A job of a hundred thousand rows would keep one core busy for minutes. When the job is cancelled, the next batch must
  * not wait for it. */
@@ -959,7 +959,7 @@ static void test_a_short_batch_of_the_cpu_is_worth_waiting_for(void **state)
     close_bench(&b);
 }
 
-/* ---- Small problems on the thread that has them ------------------------------------------------------------------ */
+/* ---- Tests of small problems that HTTP threads compute ----------------------------------------------------------- */
 
 static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them(void **state)
 {
@@ -1244,7 +1244,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     close_bench(&b);
 }
 
-/* ---- Jobs with several parts ------------------------------------------------------------------------------------- */
+/* ---- Tests of jobs with several parts ---------------------------------------------------------------------------- */
 
 /* Sends the part of a cut job that this device can compute, and waits for it. */
 static void run_part(struct bench *b, struct job *job, int device)

@@ -82,7 +82,7 @@ static bool lists(const cJSON *array, const char *word)
     return false;
 }
 
-/* ---- OpenAPI ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the OpenAPI document ------------------------------------------------------------------------------- */
 
 static void check_refs(cJSON *root, const cJSON *tree)
 {
@@ -545,7 +545,7 @@ static void test_errors_of_one_status_are_one_response(void **state)
     cJSON_Delete(doc);
 }
 
-/* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of /v1/info ------------------------------------------------------------------------------------------- */
 
 /* Checks that `value` has the form that `schema` describes. Fails on any keyword that the schema Info does not use. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)

@@ -40,7 +40,7 @@ struct scene {
     int resumed_count;
 };
 
-/* ---- The front --------------------------------------------------------------------------------------------------- */
+/* ---- Functions that stand for the HTTP side of the server -------------------------------------------------------- */
 
 static void on_resume(struct request *request)
 {
@@ -79,7 +79,7 @@ static void on_close_metrics(void *context)
     atomic_fetch_add(&((struct scene *)context)->hurries, 1);
 }
 
-/* ---- A scene ----------------------------------------------------------------------------------------------------- */
+/* ---- A server with a loop, for one test -------------------------------------------------------------------------- */
 
 /* How a test's scene (server, loop and devices) begins. A member of 0 keeps the default of the configuration. */
 struct opening {
@@ -170,7 +170,7 @@ static int end(struct scene *s, bool tell)
     return s->exit_status;
 }
 
-/* ---- No memory --------------------------------------------------------------------------------------------------- */
+/* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
 /* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
  * test */
@@ -191,7 +191,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return __real_calloc(count, bytes);
 }
 
-/* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
+/* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
 /* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
  * loop. */
@@ -293,7 +293,7 @@ static double batches_of(const char *device)
     return metrics_sum(METRIC_DEVICE_BATCHES, device);
 }
 
-/* ---- Batches ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of batches -------------------------------------------------------------------------------------------- */
 
 static void test_a_request_is_computed_and_given_back(void **state)
 {
@@ -396,7 +396,7 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Deadlines --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of deadlines ------------------------------------------------------------------------------------------ */
 
 /* Four batches fill the device, and a fifth request waits for it. When the deadline of the fifth request passes, this
  * request is answered with an error. */
@@ -450,7 +450,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Hang-ups ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of clients that leave --------------------------------------------------------------------------------- */
 
 /* Connects a client to this request. Closing ends[1] means that the client hangs up. */
 static void connect_client(struct request *request, int ends[2])
@@ -490,7 +490,7 @@ static void test_a_client_that_leaves_while_it_waits_is_found_out(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Verified, measured, checked: on libuv's threads ------------------------------------------------------------- */
+/* ---- Tests of work on libuv's threads: verification, statistics, checks ------------------------------------------ */
 
 static void block(uv_work_t *work)
 {
@@ -643,7 +643,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
+/* ---- Tests of outputs in shared memory --------------------------------------------------------------------------- */
 
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
@@ -846,7 +846,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     end_shared(s, fd);
 }
 
-/* ---- Checking ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the check of a large body -------------------------------------------------------------------------- */
 
 /* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. The envelope has too
  * many names and shapes to be checked by an HTTP thread. */
@@ -930,7 +930,7 @@ static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(vo
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Stopping ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of stopping the server -------------------------------------------------------------------------------- */
 
 static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **state)
 {
@@ -997,7 +997,7 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(end(s, false), 0);
 }
 
-/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
+/* ---- Tests of steps (transactions) on caches --------------------------------------------------------------------- */
 
 static struct cache_info new_cache(struct scene *s)
 {
@@ -1126,7 +1126,7 @@ static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* ---- Devices that fail ------------------------------------------------------------------------------------------- */
+/* ---- Tests of devices that fail ---------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
 {
@@ -1168,7 +1168,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     assert_int_equal(end(s, false), 70);
 }
 
-/* ---- A problem over several devices ------------------------------------------------------------------------------ */
+/* ---- Tests of a problem that is cut over several devices --------------------------------------------------------- */
 
 static double parts_of(const char *device)
 {

@@ -57,7 +57,7 @@ static int contexts_in(struct bench *b, enum context_state state)
     return counts[state];
 }
 
-/* ---- Where the outputs lie --------------------------------------------------------------------------------------- */
+/* ---- Tests of where outputs lie in memory ------------------------------------------------------------------------ */
 
 static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
 {
@@ -144,7 +144,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     close_bench(&b);
 }
 
-/* ---- What leaves together ---------------------------------------------------------------------------------------- */
+/* ---- Tests of which jobs leave in one batch ---------------------------------------------------------------------- */
 
 static job_kind kind_of(struct bench *b, attn_op op, char *body)
 {
@@ -265,7 +265,7 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
     close_bench(&b);
 }
 
-/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of refused jobs --------------------------------------------------------------------------------------- */
 
 static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **state)
 {
@@ -349,7 +349,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     close_bench(&b);
 }
 
-/* ---- Verifying --------------------------------------------------------------------------------------------------- */
+/* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
 /* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
  * verify 2048 rows. Nothing reads the tensors. */
@@ -434,7 +434,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
     close_bench(&b);
 }
 
-/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of contexts (saved forwards) -------------------------------------------------------------------------- */
 
 /* Runs a forward with `save` and answers it, so that a backward can use its context (the saved forward). */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
@@ -618,7 +618,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     close_bench(&b);
 }
 
-/* ---- References -------------------------------------------------------------------------------------------------- */
+/* ---- Tests of rows that leave float32's range, and of references ------------------------------------------------- */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
  * The server therefore examines the scores of problems that slow rows would make long. */

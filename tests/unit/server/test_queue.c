@@ -232,7 +232,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
     caller_release(callers[1]);
 }
 
-/* ---- Flows ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of flows (the work of one client) --------------------------------------------------------------------- */
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 

@@ -189,7 +189,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     object_clear(&o);
 }
 
-/* ---- Uses -------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of the uses of a region ------------------------------------------------------------------------------- */
 
 static attn_status use(struct regions *r, const struct caller *caller, const char *name, attn_tensor_id id, bool output,
                        int64_t offset, int64_t bytes, struct region_uses **uses, attn_error *err)
@@ -362,7 +362,7 @@ static void test_outputs_must_fit_and_not_overlap(void **state)
     object_clear(&o);
 }
 
-/* ---- Memory of a GPU --------------------------------------------------------------------------------------------- */
+/* ---- Tests of memory of a GPU ------------------------------------------------------------------------------------ */
 
 static attn_device *device_with(const char *script)
 {

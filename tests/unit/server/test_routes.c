@@ -14,7 +14,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- The program's table ----------------------------------------------------------------------------------------- */
+/* ---- Tests of the program's table of routes ---------------------------------------------------------------------- */
 
 /* Checks that each parameter of a pattern is a whole segment, with a name that the row's documentation uses. */
 static void check_parameters(const struct route *r)
@@ -224,7 +224,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
                         "application/json or application/x-safetensors");
 }
 
-/* ---- Patterns ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of patterns of paths ---------------------------------------------------------------------------------- */
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {

@@ -22,7 +22,7 @@ static void *short_realloc(void *at, size_t bytes)
 #include "text/text.c"
 #undef realloc
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of building texts ------------------------------------------------------------------------------------- */
 
 static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **state)
 {
@@ -189,7 +189,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
     }
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Tests of numbers in texts ----------------------------------------------------------------------------------- */
 
 static void test_whole_numbers_are_those_of_printf(void **state)
 {
@@ -351,7 +351,7 @@ static void test_hexadecimal_digits(void **state)
     }
 }
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of characters in UTF-8 -------------------------------------------------------------------------------- */
 
 /* Encodes a code point as UTF-8 by RFC 3629, written independently of text.c. */
 static size_t encode(uint32_t code, char bytes[5])
@@ -419,7 +419,7 @@ static void test_a_cut_leaves_no_character_in_two(void **state)
         assert_int_equal(text_cut(cases[i].text, cases[i].room), cases[i].length);
 }
 
-/* ---- Names ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of hints for unknown names ---------------------------------------------------------------------------- */
 
 static void test_mistakes_of_typing_are_counted(void **state)
 {

@@ -8,7 +8,7 @@
 #include "kernels/cuda/common/args.cuh"
 #include "tests/emulator/sm90.h"
 
-/* ---- mbarrier ---------------------------------------------------------------------------------------------------- */
+/* ---- Barriers in shared memory (mbarrier) ------------------------------------------------------------------------ */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
 {
@@ -36,7 +36,7 @@ DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
     emu::mbarrier_wait(bar, parity);
 }
 
-/* ---- TMA --------------------------------------------------------------------------------------------------------- */
+/* ---- Loads and stores by the copy engine (TMA) ------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {

@@ -35,7 +35,7 @@ DEVICE uint32_t thread_anew()
     return (uint32_t)emu::thread();
 }
 
-/* ---- Global memory ----------------------------------------------------------------------------------------------- */
+/* ---- Loads, stores and atomics in global memory ------------------------------------------------------------------ */
 
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
@@ -92,7 +92,7 @@ DEVICE uint64_t evict_first()
     return 0;
 }
 
-/* ---- Warp roles -------------------------------------------------------------------------------------------------- */
+/* ---- Registers and named barriers of warps with different tasks -------------------------------------------------- */
 
 template <int REGISTERS> DEVICE void setmaxnreg_inc()
 {
@@ -122,7 +122,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
-/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
+/* ---- Moves between registers and shared memory, conversions, arithmetic ------------------------------------------ */
 
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
@@ -190,7 +190,7 @@ DEVICE float largest_by_bits(float x, float y, float z)
     return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensor-core products (wgmma) -------------------------------------------------------------------------------- */
 
 DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
