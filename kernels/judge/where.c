@@ -32,7 +32,7 @@ static void close_counts(struct counts *c)
     for (int a = 0; a < AXES; a++) free(c->wrong[a]);
 }
 
-/* ---- Sentences --------------------------------------------------------------------------------------------------- */
+/* ---- Sentences that say where wrong elements are ----------------------------------------------------------------- */
 
 struct words {
     char *text;
@@ -110,7 +110,7 @@ static void put_place(const struct counts *c, bool of_keys, bool packed, char *t
     else if (!heads && c->size[1] > 1) put(&w, " of every head");
 }
 
-/* ---- Elements ---------------------------------------------------------------------------------------------------- */
+/* ---- Counting wrong elements ------------------------------------------------------------------------------------- */
 
 static void index_of(const attn_tensor *t, int64_t at, judge_element *e)
 {

@@ -280,9 +280,9 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens. Sequence b owns the tiles from
- * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` tiles per sequence leave room for incomplete
- * tiles. */
+/* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The `extra` tiles of each sequence are
+ * for tiles that are not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;

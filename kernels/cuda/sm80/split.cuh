@@ -53,7 +53,7 @@ struct split_stats {
     int exponent;
     int wide;
     float top;  /* the largest absolute value in the tile */
-    float norm; /* the largest Euclidean norm of the tile's rows, in units of 2^-exponent */
+    float norm; /* the largest Euclidean norm of the tile's rows, multiplied by 2^exponent */
 };
 
 /* The planes (float16 parts hi and lo) of all tiles of a tensor. A head has `tiles` tiles. In a packed problem sequence

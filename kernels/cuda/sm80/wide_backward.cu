@@ -76,8 +76,8 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
-/* Finds the rows and columns of a block of dq. Blocks of the same queries follow each other, because they read the same
- * keys. */
+/* Finds the rows and columns of dq that a thread block computes. Thread blocks with the same queries follow each other,
+ * because they read the same keys. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

@@ -37,7 +37,7 @@
 
 namespace {
 
-/* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
+/* ---- Blocks of keys: shared memory, and the thread that loads tiles ---------------------------------------------- */
 
 template <class X> struct shared_keys {
     /* K of the block's keys; after the last product with K, this memory holds dV on its way to global memory */
@@ -78,7 +78,7 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
         }
 }
 
-/* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
+/* ---- Blocks of keys: the warpgroups that multiply (consumers) ---------------------------------------------------- */
 
 /* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, in the layout of wgmma. The
  * operand has ROWS rows per chunk of 64 channels. Products that read the operand from registers save bandwidth of
@@ -362,7 +362,7 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
     }
 };
 
-/* ---- Keys: the kernel -------------------------------------------------------------------------------------------- */
+/* ---- Blocks of keys: the kernel ---------------------------------------------------------------------------------- */
 
 template <typename T, class X, bool KEEP>
 __global__ void __launch_bounds__(X::THREADS, 1)
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
         });
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* Returns the number of blocks of keys, all heads together. Each block has eight flags of one byte, one per warp. */
 int64_t key_blocks_of(const attn_dims &d)
@@ -431,7 +431,7 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width, the number of tiles of dS for which two tiles of queries together have room in memory. */
+/* Returns kept_tiles::width: the number of tiles of dS that memory holds for two tiles of queries together. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;

@@ -25,7 +25,7 @@
 
 namespace {
 
-/* ---- Shapes and the plan ----------------------------------------------------------------------------------------- */
+/* ---- Shapes of kernel instances, and the plan (their parameters) ------------------------------------------------- */
 
 /* tile sizes of all shapes: KEYS per block of backward_keys, QUERIES per block of backward_queries */
 const int KEYS = 64, QUERIES = 128;
@@ -143,7 +143,7 @@ template <class X> struct shared_queries {
     query_place place;
 };
 
-/* ---- The producer's thread --------------------------------------------------------------------------------------- */
+/* ---- The thread that loads tiles (producer) ---------------------------------------------------------------------- */
 
 /* Loads the rows of Q, or of dO, of both consumers. */
 template <class X, int CHUNKS, int SIZE>
@@ -172,7 +172,7 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
     }
 }
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
  * addresses of the operand's steps at each use, and does not keep all of them in registers. */

@@ -47,7 +47,7 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-/* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
+/* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which ---------------- */
 
 /* A promotion adds O to float sums in shared memory, because a sum of products loses accuracy with each key (up to
  * 2^-13 of itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED:
@@ -138,7 +138,7 @@ template <class X> struct shared {
     int newest[X::C * 4]; /* [warp]: the newest work tile with rows that this warp has to repair; -1: none */
 };
 
-/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+/* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
 /* A warp's note that some of its 16 rows of a work tile must be computed again. repair_own_rows() reads it at the end
  * of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has, for i = 0 ..
@@ -190,7 +190,7 @@ DEVICE void add_factors(const plan &p, work_tile &x)
     x.sink = sink_log2(p.to, x.h);
 }
 
-/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+/* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
 /* Claims work tiles and hands them to the block's other warps. One warp runs this; its first lane publishes the
  * tiles. */
@@ -273,7 +273,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* ---- Sums of more than PROMOTED keys ----------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer), and sums of more than PROMOTED keys --------------------------------- */
 
 DEVICE float low_bf16(uint32_t pair)
 {
@@ -629,7 +629,7 @@ template <class X> struct attention {
     }
 };
 
-/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+/* ---- Computing rows again, and helping to transpose V ------------------------------------------------------------ */
 
 /* Computes, row by row, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
  * If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would keep
@@ -722,7 +722,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {

@@ -16,7 +16,7 @@
 #include "kernels/cuda/sm90/layer/pipeline.cuh"
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* ---- The block --------------------------------------------------------------------------------------------------- */
+/* ---- What all warps of a block use ------------------------------------------------------------------------------- */
 
 struct kv_maps {
     CUtensorMap Q, K, V;
@@ -74,7 +74,7 @@ template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
     at.next();
 }
 
-/* ---- The loader -------------------------------------------------------------------------------------------------- */
+/* ---- The thread that loads tiles --------------------------------------------------------------------------------- */
 
 /* Waits until a work tile, or the end of the work, is published, and returns it. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
@@ -102,7 +102,7 @@ DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1
     at.next();
 }
 
-/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     SM &sm;

@@ -25,7 +25,7 @@ enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
 /* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
-/* ---- The plan ---------------------------------------------------------------------------------------------------- */
+/* ---- The plan: parameters of the transposition ------------------------------------------------------------------- */
 
 struct transpose_plan {
     const uint8_t *V;
@@ -52,7 +52,7 @@ static inline int64_t transpose_units(const attn_dims &d)
     return d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V);
 }
 
-/* ---- Units ------------------------------------------------------------------------------------------------------- */
+/* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
 /* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys ==
  * 0: no unit is left. */
@@ -93,7 +93,7 @@ DEVICE unit unit_of(const transpose_plan &p, int n)
     return x;
 }
 
-/* ---- A warp transposes ------------------------------------------------------------------------------------------- */
+/* ---- The transposition by a warp --------------------------------------------------------------------------------- */
 
 /* Sets the bytes of a word that are NaN to 0. A NaN of e4m3 has all bits below the sign set. */
 DEVICE uint32_t without_nan(uint32_t word)
@@ -244,7 +244,7 @@ template <int STEPS, class MEMORY> struct transposer {
     }
 };
 
-/* ---- Who reads it ------------------------------------------------------------------------------------------------ */
+/* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
 /* Waits until V^T of a key/value head is ready from block of keys `wanted` to the head's last block. `ready` is the
  * result of the previous call: V^T was ready from that block on. Returns the block from which V^T is ready now, which

@@ -72,8 +72,8 @@ struct own_tiles {
     }
 };
 
-/* Adds the scores of a tile to the maxima and sums of the thread's two rows. Hidden pairs get a finite exponent,
- * because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the maxima and sums of the thread's two rows. The exponent of a hidden pair is finite
+ * and not -inf, because 0 times -inf is NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll

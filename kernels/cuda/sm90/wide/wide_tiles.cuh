@@ -41,7 +41,7 @@
 
 namespace {
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes of kernel instances, and shared memory --------------------------------------------------------------- */
 
 /* BM: queries per work tile; BN: keys per tile; BOX: elements of a box of 64 keys (or queries) and 64 columns */
 enum { BM = 64, BN = 64, BOX = 64 * 64 };
@@ -152,7 +152,7 @@ template <class X> struct key_walk {
     }
 };
 
-/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+/* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
 /* The warp that hands out work tiles; its first lane publishes them. It claims the next work tile when the loads of the
  * present work tile's last keys begin. An earlier claim would take work from blocks that are free sooner. */
@@ -263,7 +263,7 @@ template <class X, int W> struct box_loader {
     }
 };
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 template <typename T, class X, int W> struct wide_consumer {
     static const int BOXES = W == LEFT ? X::MOST_BOXES : X::DVC - X::MOST_BOXES;
@@ -302,7 +302,7 @@ template <typename T, class X, int W> struct wide_consumer {
         mbarrier_arrive(smem_addr(&sm.bars.ring[W].empty[stage]));
     }
 
-    /* ---- Scores -------------------------------------------------------------------------------------------------- */
+    /* ---- Computing scores ---------------------------------------------------------------------------------------- */
 
     DEVICE void keep_queries()
     {
@@ -369,7 +369,7 @@ template <typename T, class X, int W> struct wide_consumer {
         score(S, false);
     }
 
-    /* ---- Softmax ------------------------------------------------------------------------------------------------- */
+    /* ---- Computing P from scores --------------------------------------------------------------------------------- */
 
     /* Turns the scores S of tile j into P, and writes P to shared memory for the other of the two consumers. */
     DEVICE void exponentiate(uint32_t (&P)[BN / 16][4], float (&S)[BN / 2], float (&rescale)[2], const work_tile &t,
@@ -459,7 +459,7 @@ template <typename T, class X, int W> struct wide_consumer {
         else release(BOXES, BOXES + LATER);
     }
 
-    /* ---- A work tile --------------------------------------------------------------------------------------------- */
+    /* ---- Computing a work tile ----------------------------------------------------------------------------------- */
 
     DEVICE void release_Q() const
     {
@@ -676,7 +676,7 @@ __global__ void __launch_bounds__(128)
     });
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- The function of the host that launches the kernel ----------------------------------------------------------- */
 
 template <typename T, class X> cudaError_t launch(const forward_job &job)
 {
