@@ -227,8 +227,8 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
         .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
         .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream, .copy = copy,               \
-        .moves = moves, .sum = sum, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us,               \
-        .done = done, .wait = wait_stream,                                                                            \
+        .moves = moves, .sum = sum, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us, .done = done, \
+        .wait = wait_stream,                                                                                          \
     }
 /* clang-format on */
 

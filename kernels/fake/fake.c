@@ -777,9 +777,9 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
     if (status != ATTN_OK) return status;
     if (lost_code(source))
         return attn_fail(err, ATTN_CANCELLED, "", "fake:%d was lost to an earlier error", other->index);
-    return append(
-        stream_of(base),
-        (struct command){ .kind = COMMAND_PEER, .to = to, .from = from, .bytes = bytes, .source = source }, err);
+    return append(stream_of(base),
+                  (struct command){ .kind = COMMAND_PEER, .to = to, .from = from, .bytes = bytes, .source = source },
+                  err);
 }
 
 /* Injects the errors that the script of the fake device lists for this run of kernels, or for this sum of parts. The
@@ -1151,6 +1151,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
         if (c->kind == COMMAND_PEER) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_SUM) attn_sum_all(c->sum);
+        if (c->kind == COMMAND_SUM && c->nan)
+            memset(c->sum->to, 0xff, (size_t)c->sum->elements * attn_dtype_bytes(c->sum->dtype));
         if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_TRUTH && !fake_truth_of_head(c->problems, c->head, &c->truth)) return ERROR_MEMORY;

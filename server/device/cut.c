@@ -14,8 +14,8 @@
  *
  * No number of one head or batch row depends on another, no number of one query of out, lse and dq depends on another,
  * and all parts run the kernel that the whole problem would run. These numbers therefore have the bits of one device.
- * With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its own memory gets only what
- * its part reads. Tensors that all parts need, such as lengths, go to each device.
+ * With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its own memory gets only
+ * what its part reads. Tensors that all parts need, such as lengths, go to each device.
  *
  * A problem is not cut, or not in each way, where its answer could differ:
  *

@@ -161,7 +161,7 @@ int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
  * --split-above-ms. The parts go to all devices that have room for the job and compute results that are equal to the
  * bit (cut.c). Returns the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A
- * device may get several parts of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0:
+ * device may get several parts of a job whose gradients are added up from parts (sums.c). 1: the job was not cut. 0:
  * there is no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);

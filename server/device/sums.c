@@ -5,10 +5,10 @@
  *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
  * Each part of the job computes these gradients over its own queries, in float32, in memory of its device that stays
- * until the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one share
- * of the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the order of
- * the parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
- * host. All devices copy and add at the same time.
+ * until the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one
+ * share of the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the
+ * order of the parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied
+ * to the host. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -154,8 +154,7 @@ static attn_status copy_shares(attn_stream *stream, const struct job_part *own, 
                                int64_t end, attn_error *err)
 {
     attn_status status = ATTN_OK;
-    for (const struct job_part *other = next_around(own); other != own && status == ATTN_OK;
-         other = next_around(other))
+    for (const struct job_part *other = next_around(own); other != own && status == ATTN_OK; other = next_around(other))
         if (other->sums_on != own->sums_on)
             status = attn_copy_peer(stream, numbers_of(o, own, other, first), other->sums_on->handle,
                                     (char *)other->sums + o->own + (size_t)first * sizeof(float),

@@ -620,8 +620,8 @@ static struct batch *next_sums(const struct device *device)
 
 /* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
  * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch belongs
- * to the flow with the fewest batches on slots. Call this with the lock held. */
+ * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
+ * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

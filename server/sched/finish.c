@@ -1,5 +1,5 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results, verifies rows, counts pairs of a query and a key, writes shared memory and measures text.
- * See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results,
+ * verifies rows, counts pairs of a query and a key, writes shared memory and measures text. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>

@@ -1,6 +1,6 @@
-/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in float64 (`verify`),
- * outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers
- * (`encoding`: array) is measured, because an answer's length is sent before its text.
+/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in
+ * float64 (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of
+ * many numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */

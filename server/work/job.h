@@ -71,8 +71,8 @@ struct job_range {
  * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
  * so all parts of a job leave at the same time.
  *
- * 1. A part leaves once, for a device that can compute it. If the job has gradients that are sums over queries, the part
- *    leaves once more when all parts are back, for the same device, to add up a share of these gradients.
+ * 1. A part leaves once, for a device that can compute it. If the job has gradients that are sums over queries, the
+ *    part leaves once more when all parts are back, for the same device, to add up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
  * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
  *    CANCELLED: when one part fails, the server cancels the others. */
@@ -95,8 +95,8 @@ struct job_part {
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
-    bool ran;           /* true: the kernels ran and did not fail */
-    attn_error error;   /* the reason why the part did not run */
+    bool ran;         /* true: the kernels ran and did not fail */
+    attn_error error; /* the reason why the part did not run */
     /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
      * NULL: none */
     void *sums;
@@ -121,8 +121,8 @@ struct job {
     /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
      * `spare`: a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* For a job that is cut by queries and has gradients that are sums over queries (device/sums.c): the number of parts
-     * into which the job is cut. 0: the job has no such gradients, or is not cut by queries. */
+    /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
+     * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */

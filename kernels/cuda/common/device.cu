@@ -1070,11 +1070,11 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,         device_count,  device_open,    device_close, describe,
-    device_alloc, device_free,  staging_alloc, staging_free,   plan,         workspace_bytes,
-    stream_open,  stream_close, copy,          copy_rows,      moves,        copy_peer,
-    sum,          run,          merge,         mark,           elapsed_us,   done,
-    wait,         between_us,   note,          noted,          import_memory, release_import,
-    pin,          unpin,        sum_lse,       run_some,       left_rows,    truth_need,
+    "cuda",       true,          device_count,  device_open,  device_close,  describe,
+    device_alloc, device_free,   staging_alloc, staging_free, plan,          workspace_bytes,
+    stream_open,  stream_close,  copy,          copy_rows,    moves,         copy_peer,
+    sum,          run,           merge,         mark,         elapsed_us,    done,
+    wait,         between_us,    note,          noted,        import_memory, release_import,
+    pin,          unpin,         sum_lse,       run_some,     left_rows,     truth_need,
     truth,        truth_compare,
 };

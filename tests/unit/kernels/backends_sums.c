@@ -49,7 +49,8 @@ static void check_sum(const float *parts, float *on_device, void *to, attn_dtype
         attn_store(dtype, &want, 0, sum_of(parts, count, n));
         const double a = attn_load(dtype, got, n), b = attn_load(dtype, &want, 0);
         /* which NaN a sum yields is not defined */
-        if (!(isnan(a) && isnan(b)) && memcmp(got + (size_t)n * attn_dtype_bytes(dtype), &want, attn_dtype_bytes(dtype)))
+        if (!(isnan(a) && isnan(b)) &&
+            memcmp(got + (size_t)n * attn_dtype_bytes(dtype), &want, attn_dtype_bytes(dtype)))
             fail_msg("%s, %d parts: element %d is %a, must be %a", attn_dtype_name(dtype), count, (int)n, a, b);
     }
     free(got);
@@ -70,8 +71,7 @@ void test_sums_of_parts_are_added_in_order_and_rounded_once(void **state)
     assert_int_equal(attn_copy(bench.stream, on_device, parts, bytes, ATTN_TO_DEVICE, &err), ATTN_OK);
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
         for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
-            for (int count = 1; count <= PARTS; count += 2)
-                check_sum(parts, on_device, to, dtypes[d], count, sizes[n]);
+            for (int count = 1; count <= PARTS; count += 2) check_sum(parts, on_device, to, dtypes[d], count, sizes[n]);
     attn_device_free(bench.device, to);
     attn_device_free(bench.device, on_device);
     free(parts);
