@@ -83,13 +83,13 @@ struct job_part {
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
-
-    /* Only the loop's thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
-    bool left;           /* true: the part has left for a device in a batch */
     /* true: the part has computed its own queries, and leaves, or has left, to add up a share of the gradients that are
      * sums over all queries */
     bool adds;
+
+    /* Only the loop's thread uses the members from here down to handed_over. */
+    struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
+    bool left;           /* true: the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
