@@ -1,0 +1,76 @@
+/* unit_pass.c: computes one unit of a problem (a tile of queries or of keys) with a variation or emulation. See state.h.
+ *
+ * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
+ * lse, and dS on its delta = sum of dout times out. If the variation does not change out and lse, both are taken from
+ * the truth (float64 results), so only the scores of the tile's own keys are computed. An emulated kernel gets them
+ * rounded to the dtypes in which a kernel stores them. Otherwise the scores of all keys are computed for each query,
+ * which is as much work as a forward of all heads of the group. */
+#include <string.h>
+
+#include "kernels/judge/emulate.h"
+#include "kernels/judge/state.h"
+
+/* Adds to dk and dv of a tile of keys what the queries of tile t contribute. The tile's keys are loaded. */
+static void add_queries(struct judge *j, const struct key_tile *keys, const struct tile *t)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    struct compute *const c = &f->c;
+    const int64_t h = variation_member_of(&pass->v, t->hk, t->n);
+    const struct compute_rows rows = { t->b, h, t->first, t->count };
+    const struct compute_sums none = { 0 };
+    pass_take_keys(j, t->b, variation_head_of(&pass->v, h));
+    const int64_t lo = attn_min64(keys->first, c->s.Sk), hi = attn_min64(keys->first + keys->count, c->s.Sk);
+    if (pass->inner == 0) {
+        memset(c->dK + lo * c->D, 0, (size_t)((hi - lo) * c->D) * sizeof *c->dK);
+        memset(c->dV + lo * c->Dv, 0, (size_t)((hi - lo) * c->Dv) * sizeof *c->dV);
+    }
+    if (lo == hi) return;
+    c->lo = lo, c->hi = hi;
+    if (!compute_sees(c, &pass->v, &rows)) return;
+    if (pass->emulation >= 0) {
+        emulate_tile_scores(c, &pass->v, &rows, f->scratch);
+        pass_take_right_forward(j, &rows, pass_kept_row(f, t, h));
+        emulate_round_rows(c, rows.count);
+        emulate_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV, f->scratch);
+        return;
+    }
+    if (pass->right_forward) {
+        compute_tile_scores(c, &pass->v, &rows);
+        pass_take_right_forward(j, &rows, pass_kept_row(f, t, h));
+    } else {
+        c->lo = 0, c->hi = c->s.Sk;
+        compute_rows(c, &pass->v, &rows);
+        c->lo = lo, c->hi = hi;
+    }
+    compute_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV);
+}
+
+/* Computes the next tile of queries for a tile of keys. Emulated kernels take the queries in different orders. Returns
+ * true when all tiles of queries are done. */
+static bool step_keys(struct judge *j, const struct key_tile *keys)
+{
+    struct pass *const pass = &j->pass;
+    const bool backwards = pass->emulation >= 0 && pass->emulation % 2;
+    const int64_t n = backwards ? keys->tiles - 1 - pass->inner : pass->inner;
+    add_queries(j, keys, &pass->frame->tiles[keys->tile + n]);
+    if (++pass->inner < keys->tiles) return false;
+    pass->inner = 0;
+    pass_settle_keys(j, keys->b, keys->hk, keys->first, keys->count, keys->line);
+    return true;
+}
+
+bool unit_pass_step(struct judge *j, int64_t unit)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    const bool of_keys = unit >= f->count;
+    if (pass->converts) {
+        if (of_keys) pass_convert_keys(j, unit - f->count);
+        else pass_convert_rows(j, unit);
+        return true;
+    }
+    if (of_keys) return step_keys(j, &f->key_tiles[unit - f->count]);
+    pass_compute_tile(j, &f->tiles[unit], COMPUTE_DQ);
+    return true;
+}
