@@ -28,7 +28,7 @@ enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 /* Where mistakes are tested on a sample of units: a mistake that changes out or lse is tested on tiles of keys only if
  * the forwards of their heads take at most this many multiply-adds. JUDGE_KEYS_CONFIRMED is for the test of the best
  * explanation in PHASE_CONFIRM. */
-#define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 30))
+#define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
@@ -121,8 +121,8 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
         if (sampled) return j->left_out = true, false;
         whole = true;
     }
-    const bool in_other = frame == &j->other, right = !in_other && forward_is_right(&c->first) &&
-                                                      forward_is_right(&c->second);
+    const bool in_other = frame == &j->other,
+               right = !in_other && forward_is_right(&c->first) && forward_is_right(&c->second);
     const bool converts = hypotheses[c->first.row].converts &&
                           (c->second.row < 0 || hypotheses[c->second.row].converts);
     const int64_t *const sample = in_other ? j->other_sample : j->sample;

@@ -210,7 +210,8 @@ void compute_tile_scores(struct compute *c, const variation *v, const struct com
     double *const z = c->z + c->lo;
     compute_load_queries(c, v, rows);
     for (int64_t r = 0; r < count; r++) memset(z + r * c->keys, 0, (size_t)columns * sizeof *z);
-    if (v->rounding == ROUND_SUMS) compute_rounded_product(c, v, count, columns, D, c->Q, c->D, KT, c->keys, z, c->keys);
+    if (v->rounding == ROUND_SUMS)
+        compute_rounded_product(c, v, count, columns, D, c->Q, c->D, KT, c->keys, z, c->keys);
     else c->products->in_double(count, columns, D, c->Q, c->D, 1, KT, c->keys, z, c->keys);
     for (int64_t r = 0; r < count; r++) {
         const int64_t i = compute_row_of(v, rows, r);

@@ -221,8 +221,7 @@ static void add_rounded(struct compute *c, const struct places *at, int64_t m, i
         for (int64_t i = 0; i < m; i++)
             for (int64_t t = 0; t < k; t++)
                 if (z[by_key ? t * c->keys + i : i * c->keys + t] != -INFINITY)
-                    for (int64_t e = 0; e < n; e++)
-                        at->more[i * ldb + e] += P[i * row + t * column] * B[t * ldb + e];
+                    for (int64_t e = 0; e < n; e++) at->more[i * ldb + e] += P[i * row + t * column] * B[t * ldb + e];
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = 0; e < n; e++) C[i * ldb + e] = (float)(C[i * ldb + e] + at->more[i * ldb + e]);
 }

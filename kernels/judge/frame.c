@@ -138,9 +138,7 @@ static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64
 {
     const int64_t room = key_room(&f->g, b);
     for (int64_t first = 0; first < room; first += size) {
-        const struct key_tile t = {
-            b, hk, first, attn_min64(size, room - first), line + first, tile, f->count - tile
-        };
+        const struct key_tile t = { b, hk, first, attn_min64(size, room - first), line + first, tile, f->count - tile };
         if (f->key_tiles) f->key_tiles[f->key_count] = t;
         f->key_count++;
     }
@@ -161,8 +159,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
             for (int64_t n = 0; n < f->g.group; n++) {
                 f->all_rows += room;
                 for (int64_t first = 0; first < room; first += size) {
-                    struct tile t = { b, hk, n, first, attn_min64(size, room - first), f->rows, line,
-                                      f->key_count };
+                    struct tile t = { b, hk, n, first, attn_min64(size, room - first), f->rows, line, f->key_count };
                     if (!is_chosen(p, d, share, &t, room, size)) {
                         f->whole = false;
                         continue;

@@ -65,9 +65,9 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of queries of a key/value head have been computed, with the head's keys from
- * `first` to first + count - 1, whose truth (float64 results) begins at index `kept` of struct truth. PHASE_TRUTH stores
- * dk and dv of these keys as the truth. Other phases compare them with the caller's or with the truth. */
+/* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
+ * to first + count - 1. `kept` is the index of key `first` in struct truth. PHASE_TRUTH stores dk and dv of these keys
+ * as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -130,16 +130,18 @@ void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation: out, lse and, in a backward, the wanted gradients. PHASE_TRUTH
- * stores out, lse and dq as the truth (float64 results). Other phases compare them with the caller's results or with the
- * truth. */
+/* Computes tile t with the pass's variation or emulation: out, lse and, in a backward, the wanted gradients.
+ * PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases compare them with the caller's
+ * results or with the truth. */
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted)
 {
     struct pass *const pass = &j->pass;
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    const int64_t h = backward ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
+    /* dk and dv of a head are sums over the query heads that read it under the variation */
+    const bool of_keys = backward && wanted & COMPUTE_DK_DV;
+    const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
     const struct compute_rows rows = { t->b, h, t->first, t->count };
     const int64_t kept = pass_kept_row(f, t, h), first = frame_first_row(f, t->b) + t->first;
     const struct compute_sums sums = sums_of(j);

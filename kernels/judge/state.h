@@ -87,7 +87,7 @@ struct pass {
     bool by_units;
     int64_t count, at; /* count: number of tiles or units of the pass; at: number of those that are done */
     int64_t inner;     /* if the unit is a tile of keys: the number of tiles of queries that are done for it */
-    int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
+    int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
     /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
     bool converts;
     bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
@@ -190,8 +190,8 @@ void verdict_decide(struct judge *j);
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample
  * (the tiles on which mistakes are tested first). If units_are_sampled(), the pass always goes over the sample, and
- * `whole` says that it also goes over tiles of keys that are much work. It returns false if the candidate does not apply
- * to the problem, or takes too long. candidate_end() stores what that pass has found. */
+ * `whole` means that it also goes over tiles of keys that are much work. The function returns false if the candidate
+ * does not apply to the problem, or takes too long. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested mistake or pair explains all wrong tensors by itself. */

@@ -1,10 +1,15 @@
-/* unit_pass.c: computes one unit of a problem (a tile of queries or of keys) with a variation or emulation. See state.h.
+/* unit_pass.c: computes one unit of a problem (a tile of queries or of keys) with a variation or emulation. See
+ * state.h.
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
- * lse, and dS on its delta = sum of dout times out. If the variation does not change out and lse, both are taken from
- * the truth (float64 results), so only the scores of the tile's own keys are computed. An emulated kernel gets them
- * rounded to the dtypes in which a kernel stores them. Otherwise the scores of all keys are computed for each query,
- * which is as much work as a forward of all heads of the group. */
+ * lse, and dS on its delta, the sum of dout times out. If the variation does not change out and lse, both are taken
+ * from the truth (float64 results), and only the scores of the tile's own keys are computed. An emulated kernel gets
+ * the truth's out and lse rounded to the dtypes in which a kernel stores them. If the variation changes out or lse, the
+ * scores of all keys are computed for each query, which is as much work as a forward of all heads of the group.
+ *
+ * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
+ * score cancels, because lse has nearly the same error. Here it does not cancel, so an emulation of float32 may have up
+ * to some three times larger errors in dv than the emulation of a whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
