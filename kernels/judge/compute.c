@@ -184,6 +184,12 @@ int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int6
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
 }
 
+bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows)
+{
+    const int64_t first = compute_row_of(v, rows, 0);
+    return compute_keys_of(c, v, first).lo < c->hi && compute_keys_of(c, v, first + rows->count - 1).hi > c->lo;
+}
+
 /* Loads the tile's rows of q or dout. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,

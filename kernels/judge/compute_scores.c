@@ -20,12 +20,6 @@ attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t 
     return keys;
 }
 
-bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows)
-{
-    const int64_t first = compute_row_of(v, rows, 0);
-    return compute_keys_of(c, v, first).lo < c->hi && compute_keys_of(c, v, first + rows->count - 1).hi > c->lo;
-}
-
 /* Returns the keys that row i does not see because the variation drops a tile of keys. `keys`: the keys that causal and
  * window let the row see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)

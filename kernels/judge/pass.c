@@ -89,7 +89,8 @@ void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int
     settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
 }
 
-static void settle_head(struct judge *j, const struct tile *t)
+/* Calls pass_settle_keys() for all keys of the key/value head of tile t. */
+void pass_settle_head(struct judge *j, const struct tile *t)
 {
     const bool all = j->pass.v.one_sequence;
     const struct frame *const f = j->pass.frame;
@@ -236,7 +237,7 @@ void pass_convert_keys(struct judge *j, int64_t key_tile)
 }
 
 /* Compares dbias, dsinks and dslopes with the caller's, at the end of a pass over all tiles. */
-static void settle_sums(struct judge *j)
+void pass_settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;
     const struct truth *const from = pass->converts ? &j->truth : &j->some;
@@ -250,40 +251,4 @@ static void settle_sums(struct judge *j)
             if (j->phase == PHASE_COMPARE) measure(j, which, got, value[n]);
         }
     }
-}
-
-/* Does the work of tile n of a pass that goes over tiles of queries. */
-static void step_tile(struct judge *j, int64_t n)
-{
-    struct pass *const pass = &j->pass;
-    const struct frame *const f = pass->frame;
-    const struct tile *const t = &f->tiles[n];
-    const bool more = n + 1 < f->count, backward = f->p.op == ATTN_OP_BACKWARD;
-    const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
-    const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
-    if (!pass->converts) {
-        pass_compute_tile(j, t, COMPUTE_ALL);
-        if (backward && !same_keys) settle_head(j, t);
-        return;
-    }
-    pass_convert_rows(j, n);
-    if (same_head) return;
-    for (int64_t k = t->keys; k < f->key_count && f->key_tiles[k].hk == t->hk && f->key_tiles[k].b == t->b; k++)
-        pass_convert_keys(j, k);
-}
-
-/* Does the work of the pass's next tile, or a part of the work of its next unit. Returns true when the pass has no more
- * tiles. */
-bool pass_step(struct judge *j)
-{
-    struct pass *const pass = &j->pass;
-    if (pass->at < pass->count) {
-        const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
-        if (!pass->by_units) step_tile(j, n), pass->at++;
-        else if (unit_pass_step(j, n)) pass->at++;
-    }
-    if (pass->at < pass->count) return false;
-    settle_sums(j);
-    j->in_pass = false;
-    return true;
 }

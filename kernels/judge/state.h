@@ -2,8 +2,8 @@
  *
  *   judge.c        opens and closes a judge; the phases of its work
  *   units.c        which part of a large problem is emulated, if a device has computed the truth
- *   unit_pass.c    computes one unit with a variation or emulation
  *   pass.c         computes tiles with one variation or emulation, and sums up differences
+ *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
  *   search.c       which mistakes are tested, on which tiles, in which order
  *   candidate.c    tests one mistake or two at once, and says what they explain
@@ -169,18 +169,16 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
-/* Functions of pass.c that unit_pass.c calls too. They are explained where they are defined. */
+/* Functions of pass.c that steps.c calls. They are explained where they are defined. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h);
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk);
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept);
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept);
+void pass_settle_head(struct judge *j, const struct tile *t);
+void pass_settle_sums(struct judge *j);
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted);
 void pass_convert_rows(struct judge *j, int64_t tile);
 void pass_convert_keys(struct judge *j, int64_t key_tile);
-
-/* Does a step of the work of a unit: a tile of queries, or for a tile of keys the next tile of queries. Returns true if
- * the unit is done. */
-bool unit_pass_step(struct judge *j, int64_t unit);
 
 /* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE and PHASE_EMULATE. */
 void verdict_decide(struct judge *j);

@@ -1,5 +1,5 @@
-/* unit_pass.c: computes one unit of a problem (a tile of queries or of keys) with a variation or emulation. See
- * state.h.
+/* steps.c: the steps of a pass, which goes over tiles of queries of whole key/value heads, or over units (tiles of
+ * queries and of keys). See state.h.
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
  * lse, and dS on its delta, the sum of dout times out. If the variation does not change out and lse, both are taken
@@ -65,7 +65,8 @@ static bool step_keys(struct judge *j, const struct key_tile *keys)
     return true;
 }
 
-bool unit_pass_step(struct judge *j, int64_t unit)
+/* Does a step of the work of a unit. Returns true if the unit is done. */
+static bool step_unit(struct judge *j, int64_t unit)
 {
     struct pass *const pass = &j->pass;
     struct frame *const f = pass->frame;
@@ -77,5 +78,41 @@ bool unit_pass_step(struct judge *j, int64_t unit)
     }
     if (of_keys) return step_keys(j, &f->key_tiles[unit - f->count]);
     pass_compute_tile(j, &f->tiles[unit], COMPUTE_DQ);
+    return true;
+}
+
+/* Does the work of tile n of a pass that goes over tiles of queries. */
+static void step_tile(struct judge *j, int64_t n)
+{
+    struct pass *const pass = &j->pass;
+    const struct frame *const f = pass->frame;
+    const struct tile *const t = &f->tiles[n];
+    const bool more = n + 1 < f->count, backward = f->p.op == ATTN_OP_BACKWARD;
+    const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
+    const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
+    if (!pass->converts) {
+        pass_compute_tile(j, t, COMPUTE_ALL);
+        if (backward && !same_keys) pass_settle_head(j, t);
+        return;
+    }
+    pass_convert_rows(j, n);
+    if (same_head) return;
+    for (int64_t k = t->keys; k < f->key_count && f->key_tiles[k].hk == t->hk && f->key_tiles[k].b == t->b; k++)
+        pass_convert_keys(j, k);
+}
+
+/* Does the work of the pass's next tile, or a part of the work of its next unit. Returns true when the pass has no more
+ * tiles. */
+bool pass_step(struct judge *j)
+{
+    struct pass *const pass = &j->pass;
+    if (pass->at < pass->count) {
+        const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
+        if (!pass->by_units) step_tile(j, n), pass->at++;
+        else if (step_unit(j, n)) pass->at++;
+    }
+    if (pass->at < pass->count) return false;
+    pass_settle_sums(j);
+    j->in_pass = false;
     return true;
 }
