@@ -848,11 +848,36 @@ typedef struct attn_move {
  * free the list when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
+/* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device. The
+ * work on `source` that writes the memory at `from` must be done when this is called, and the memory must stay until
+ * the stream is done. Where the two devices cannot reach each other's memory, the driver copies through the host.
+ * CANCELLED: `source` is lost, so nobody can read its memory; the stream's own device works. UNSUPPORTED: the backend
+ * never has a second device. */
+attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
+                           attn_error *err);
+
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
  * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
  * the bit: not on count, order, threads or load. `workspace` may be NULL; the call then allocates one. After an error
  * none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
+
+/* ---- Sums of parts ----------------------------------------------------------------------------------------------- */
+
+enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
+
+/* Element n of `to` becomes ((parts[0][n] + parts[1][n]) + parts[2][n]) + ..., added in float32 in this order and
+ * rounded once to `dtype`. All pointers are memory of the stream's device. The parts may not overlap `to`. */
+typedef struct attn_sum {
+    void *to;
+    attn_dtype dtype; /* dtype of `to`: float32, float16 or bfloat16 */
+    int count;        /* number of parts, 1 to ATTN_SUM_PARTS */
+    int64_t elements;
+    const float *parts[ATTN_SUM_PARTS];
+} attn_sum;
+
+/* Queues the sum on the stream. *sum may be freed when this returns. */
+attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error *err);
 
 /* ---- Merging: results over parts of the keys become one result ----------------------------------------------------
  *

@@ -70,6 +70,11 @@ struct attn_backend {
      * NULL: dispatch.c calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
+    /* NULL: the backend never has a second device. Not called for 0 bytes. */
+    attn_status (*copy_peer)(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
+                             attn_error *err);
+    /* not called for a sum without elements */
+    attn_status (*sum)(attn_stream *stream, const attn_sum *sum, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
     /* dispatch.c does not call this for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
@@ -124,6 +129,9 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
  * lse becomes -inf, and all other results become 0. All outputs of an observe (statistics of probabilities) are filled
  * completely, top_keys with -1. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
+
+/* Computes what attn_sum_parts() promises, on the host in the calling thread. See sum.c. */
+void attn_sum_all(const attn_sum *sum);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */
 /* kernels/cpu/reference.c: textbook loops in double, which define correct results */

@@ -314,6 +314,23 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
     return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;
 }
 
+attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
+                           attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    assert(source->backend == backend && source != stream->device);
+    if (!backend->copy_peer)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: there is no second device to copy from", backend->name);
+    return bytes ? backend->copy_peer(stream, to, source, from, bytes, err) : ATTN_OK;
+}
+
+attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error *err)
+{
+    assert(sum->count >= 1 && sum->count <= ATTN_SUM_PARTS);
+    assert(sum->dtype == ATTN_F32 || sum->dtype == ATTN_F16 || sum->dtype == ATTN_BF16);
+    return sum->elements > 0 ? stream->device->backend->sum(stream, sum, err) : ATTN_OK;
+}
+
 /* Checks that the outputs have memory. attn_check() accepts an output without memory; before the run it must have
  * memory. */
 static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)

@@ -297,6 +297,13 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
+static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *err)
+{
+    (void)stream, (void)err;
+    attn_sum_all(parts);
+    return ATTN_OK;
+}
+
 enum { MERGED_ROWS = 64 }; /* number of rows that one item (unit of parallel work) of a merge computes */
 
 /* A merge of partial results, and the flag by which its caller cancels it. */
@@ -375,6 +382,7 @@ const attn_backend attn_backend_cpu = {
     .stream_close = stream_close,
     .copy = copy,
     .moves = moves,
+    .sum = sum,
     .run = run,
     .merge = merge,
     .mark = mark,

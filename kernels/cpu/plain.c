@@ -169,6 +169,13 @@ static attn_status moves(attn_stream *stream, const attn_move *list, int64_t cou
     return ATTN_OK;
 }
 
+static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *err)
+{
+    (void)stream, (void)err;
+    attn_sum_all(parts);
+    return ATTN_OK;
+}
+
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     (void)stream, (void)err;
@@ -220,7 +227,7 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
         .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
         .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream, .copy = copy,               \
-        .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us, .done = done,             \
+        .moves = moves, .sum = sum, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us, .done = done, \
         .wait = wait_stream,                                                                                          \
     }
 /* clang-format on */

@@ -56,6 +56,7 @@
     X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")        \
     X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                 \
     X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                      \
+    X(PEER_ERR, "peer.err", CODE, PEER, "the copy from another device fails when it is called")                  \
     X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                             \
     X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer")  \
     X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                 \
@@ -88,6 +89,7 @@ enum event {
     EVENT_RELEASE,
     EVENT_PINNED,
     EVENT_COPY,
+    EVENT_PEER,
     EVENT_PLAN,
     EVENT_SIZE,
     EVENT_RUN,
@@ -169,13 +171,15 @@ enum command_kind {
     COMMAND_TRUTH,
     COMMAND_COMPARE,
     COMMAND_MERGE,
+    COMMAND_PEER,
+    COMMAND_SUM,
     COMMAND_MARK
 };
 
 /* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* for COPY, MOVE, LSE and COMPARE: the address to which the command writes */
+    void *to; /* for COPY, PEER, MOVE, LSE and COMPARE: the address to which the command writes */
     const void *from;
     size_t bytes;
     /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
@@ -188,6 +192,8 @@ struct command {
     int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
     attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
+    struct fake_device *source; /* for PEER: the device from whose memory the command copies */
+    attn_sum *sum;              /* for SUM: a copy of the sum, which the command owns */
     int count;
     void *workspace;
     bool nan, left;
@@ -659,6 +665,7 @@ static void command_clear(struct command *c)
     free(c->plans);
     free(c->look);
     free(c->merge);
+    free(c->sum);
 }
 
 static void forget_commands(struct fake_stream *stream)
@@ -750,8 +757,33 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     return status;
 }
 
-/* Injects the errors that the script of the fake device lists for this run of kernels. The caller must hold
- * device->lock. */
+static int lost_code(struct fake_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    const int lost = device->lost;
+    pthread_mutex_unlock(&device->lock);
+    return lost;
+}
+
+static attn_status copy_peer(attn_stream *base, void *to, const attn_device *other, const void *from, size_t bytes,
+                             attn_error *err)
+{
+    struct fake_device *device = device_of(base->device), *source = device_of((attn_device *)other);
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "copy", err);
+    const struct rule *rule = status == ATTN_OK ? rule_for(device, FAULT_PEER_ERR, ++device->events[EVENT_PEER]) : NULL;
+    if (rule) status = fail(device, (int)rule->number, "copy", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    if (lost_code(source))
+        return attn_fail(err, ATTN_CANCELLED, "", "fake:%d was lost to an earlier error", other->index);
+    return append(stream_of(base),
+                  (struct command){ .kind = COMMAND_PEER, .to = to, .from = from, .bytes = bytes, .source = source },
+                  err);
+}
+
+/* Injects the errors that the script of the fake device lists for this run of kernels, or for this sum of parts. The
+ * caller must hold device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -798,6 +830,23 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
         }
         status = append(stream_of(base), command, err);
     } else status = attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for %d problems", count);
+    if (status != ATTN_OK) command_clear(&command);
+    return status;
+}
+
+static attn_status sum(attn_stream *base, const attn_sum *parts, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    struct command command = { .kind = COMMAND_SUM };
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "sum", err);
+    if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    command.sum = malloc(sizeof *command.sum);
+    if (!command.sum) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a sum");
+    *command.sum = *parts;
+    status = append(stream_of(base), command, err);
     if (status != ATTN_OK) command_clear(&command);
     return status;
 }
@@ -1014,6 +1063,25 @@ static bool merge_is_here(const struct fake_device *device, const attn_merge_pla
     return here;
 }
 
+/* Returns whether the tensors of a sum lie in this device's memory. The caller must hold device->lock. */
+static bool sum_is_here(const struct fake_device *device, const attn_sum *sum)
+{
+    const size_t elements = (size_t)sum->elements;
+    bool here = owns(device, sum->to, elements * attn_dtype_bytes(sum->dtype));
+    for (int part = 0; part < sum->count && here; part++)
+        here = owns(device, sum->parts[part], elements * sizeof(float));
+    return here;
+}
+
+/* Returns whether the bytes that the command copies still lie in the memory of the other device. */
+static bool source_is_there(const struct command *c)
+{
+    pthread_mutex_lock(&c->source->lock);
+    const bool there = owns(c->source, c->from, c->bytes);
+    pthread_mutex_unlock(&c->source->lock);
+    return there;
+}
+
 static bool truth_is_here(const struct fake_device *device, const struct command *c)
 {
     const attn_dims d = attn_dims_of(c->problems);
@@ -1034,8 +1102,11 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    bool sane = true;
+    /* checked before this device's lock is taken, because no thread may hold the locks of two devices */
+    bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
+    if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);
+    if (c->kind == COMMAND_SUM) sane = sum_is_here(device, c->sum);
     if (c->kind == COMMAND_COPY) {
         const bool in = c->direction == ATTN_TO_DEVICE;
         sane = owns(device, in ? c->to : c->from, (c->rows - 1) * (in ? c->to_pitch : c->from_pitch) + c->bytes);
@@ -1078,6 +1149,10 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
             memcpy((char *)c->to + n * c->to_pitch, (const char *)c->from + n * c->from_pitch, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
+        if (c->kind == COMMAND_PEER) memcpy(c->to, c->from, c->bytes);
+        if (c->kind == COMMAND_SUM) attn_sum_all(c->sum);
+        if (c->kind == COMMAND_SUM && c->nan)
+            memset(c->sum->to, 0xff, (size_t)c->sum->elements * attn_dtype_bytes(c->sum->dtype));
         if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_TRUTH && !fake_truth_of_head(c->problems, c->head, &c->truth)) return ERROR_MEMORY;
@@ -1110,11 +1185,8 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     struct fake_device *device = device_of(base->device);
     *is_done = false;
     if (is_held_up(stream)) {
-        pthread_mutex_lock(&device->lock);
-        const int lost = device->lost;
-        pthread_mutex_unlock(&device->lock);
-        return lost ? attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->device->index)
-                    : ATTN_OK;
+        if (!lost_code(device)) return ATTN_OK;
+        return attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->device->index);
     }
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "query", err);
@@ -1162,6 +1234,8 @@ const attn_backend attn_backend_fake = {
     .copy = copy,
     .copy_rows = copy_rows,
     .moves = moves,
+    .copy_peer = copy_peer,
+    .sum = sum,
     .run = run,
     .merge = merge,
     .mark = mark,

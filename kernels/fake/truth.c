@@ -64,7 +64,7 @@ bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *t
         store(to->out, d->Dv, first + i, rows.count, c.out, c.Dv);
         store(to->lse, 1, first + i, rows.count, c.lse, 1);
         if (bare.op != ATTN_OP_BACKWARD) continue;
-        compute_gradients(&c, &v, &rows, &(struct compute_sums){ 0 });
+        compute_gradients(&c, &v, &rows, &(struct compute_sums){ 0 }, COMPUTE_ALL);
         store(to->dq, d->D, first + i, rows.count, c.dq, c.D);
     }
     if (bare.op == ATTN_OP_BACKWARD) {

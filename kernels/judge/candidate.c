@@ -12,6 +12,9 @@
 
 enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 
+/* The results that tiles of queries have. */
+#define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
+
 /* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than this
  * share of its mean error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
@@ -22,6 +25,11 @@ enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 /* A pair of mistakes is an explanation only if its score (candidate.c's sum of logarithms) is at least this much lower
  * than the score of each of the two mistakes alone. */
 #define JUDGE_PAIR_GAIN 1.1
+/* Where mistakes are tested on a sample of units: a mistake that changes out or lse is tested on tiles of keys only if
+ * the forwards of their heads take at most this many multiply-adds. JUDGE_KEYS_CONFIRMED is for the test of the best
+ * explanation in PHASE_CONFIRM. */
+#define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
+#define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
 
@@ -69,9 +77,29 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
+/* Returns whether a kernel with the mistake has a right out and lse. */
+static bool forward_is_right(const struct mistake *m)
+{
+    return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
+}
+
+/* Returns how many units of a sample a candidate is tested on: all, or only the tiles of queries, if the forwards for
+ * the tiles of keys take more than `most` multiply-adds. Lists have tiles of queries first. */
+static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
+{
+    int64_t queries = 0;
+    double work = 0;
+    for (int64_t n = 0; n < count; n++) {
+        if (list[n] < f->count) queries++;
+        else work += frame_forward_multiply_adds(f, &f->key_tiles[list[n] - f->count]);
+    }
+    return work > most ? queries : count;
+}
+
 /* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). whole: the pass goes over all tiles, not
- * only over the sample (the tiles on which mistakes are tested first). Returns false if the candidate does not apply to
- * the problem. */
+ * only over the sample (the tiles on which mistakes are tested first). If units_are_sampled(), it goes over the sample,
+ * and `whole` means that tiles of keys may be more work. Returns false if the candidate does not apply to the problem,
+ * or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -79,24 +107,34 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
     if (!candidate_change(j, &c->first, &v, words)) return false;
     if (c->second.row >= 0 && !candidate_change(j, &c->second, &v, words)) return false;
     struct frame *frame = &j->frame;
+    const bool sampled = units_are_sampled(j);
+    const double most = whole ? JUDGE_KEYS_CONFIRMED : JUDGE_KEYS_TESTED;
     if (v.swapped_problem) {
         if (!j->has_other) return false;
         frame = &j->other;
         const variation of_other = variation_of(&j->other.p);
         v.g = of_other.g;
-        whole = !units_are_sampled(j);
+        whole = true;
     }
     if (j->sample_count == j->frame.count) whole = true;
     if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) {
-        if (units_are_sampled(j)) return j->left_out = true, false;
+        if (sampled) return j->left_out = true, false;
         whole = true;
     }
-    const bool in_other = frame == &j->other;
+    const bool in_other = frame == &j->other,
+               right = !in_other && forward_is_right(&c->first) && forward_is_right(&c->second);
+    const bool converts = hypotheses[c->first.row].converts &&
+                          (c->second.row < 0 || hypotheses[c->second.row].converts);
     const int64_t *const sample = in_other ? j->other_sample : j->sample;
-    pass_begin(j, frame, &v, whole ? NULL : sample, in_other ? j->other_count : j->sample_count);
+    int64_t count = in_other ? j->other_count : j->sample_count;
+    if (sampled && !right && !converts) count = tested_of(frame, sample, count, most);
+    if (sampled && count < (in_other ? j->other_count : j->sample_count) && !(j->given & ROW_RESULTS))
+        return j->left_out = true, false;
+    pass_begin(j, frame, &v, whole && !sampled ? NULL : sample, count);
     j->pass.alone = c->first.alone || c->second.alone;
+    j->pass.right_forward = right;
     j->pass.sizes = hypotheses[c->first.row].of_size;
-    j->pass.converts = hypotheses[c->first.row].converts && (c->second.row < 0 || hypotheses[c->second.row].converts);
+    j->pass.converts = converts;
     return true;
 }
 
@@ -110,11 +148,21 @@ void candidate_end(struct judge *j, struct candidate *c)
 
 /* ---- What a test says -------------------------------------------------------------------------------------------- */
 
-/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
+bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
+{
+    return units_are_sampled(j) && j->given & (ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv)) && c->left[3].count == 0 &&
+           c->left[4].count == 0;
+}
+
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. dk and dv need not be explained
+ * where they could not be compared. */
 bool candidate_is_complete(const struct judge *j)
 {
-    for (int n = 0; n < j->candidate_count; n++)
-        if (!j->candidates[n].breaks && j->candidates[n].explains == j->wrong && j->wrong) return true;
+    for (int n = 0; n < j->candidate_count; n++) {
+        const struct candidate *const c = &j->candidates[n];
+        const unsigned keys = candidate_lacks_keys(j, c) ? 1u << 3 | 1u << 4 : 0;
+        if (!c->breaks && c->explains != 0 && (c->explains | keys) == (j->wrong | keys)) return true;
+    }
     return false;
 }
 

@@ -152,6 +152,7 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
     const attn_view *const k = &v->g.view[ATTN_T_k], *const values = &v->g.view[ATTN_T_v];
     c->b = b, c->hk = hk;
     c->s = sequence_of(v, b);
+    c->lo = 0, c->hi = c->s.Sk;
     c->shift = v->padding_kept && c->p->seqlens_k.rank ? ((const int32_t *)c->p->seqlens_k.data)[b] - c->s.Sk : 0;
     bool finite = true;
     for (int64_t j = 0; j < c->s.Sk; j++) {
@@ -183,6 +184,12 @@ int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int6
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
 }
 
+bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows)
+{
+    const int64_t first = compute_row_of(v, rows, 0);
+    return compute_keys_of(c, v, first).lo < c->hi && compute_keys_of(c, v, first + rows->count - 1).hi > c->lo;
+}
+
 /* Loads the tile's rows of q or dout. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
@@ -202,24 +209,32 @@ void compute_load_queries(struct compute *c, const variation *v, const struct co
     compute_round_operand(v, false, c->Q, rows->count * c->D);
 }
 
-void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows)
+void compute_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
-    const attn_dims *const d = &v->g.dims;
-    const int64_t count = rows->count, columns = compute_padded(c->s.Sk);
+    const int64_t count = rows->count, columns = compute_padded(c->hi - c->lo), D = v->g.dims.D;
+    const double *const KT = c->KT + c->lo;
+    double *const z = c->z + c->lo;
     compute_load_queries(c, v, rows);
-    for (int64_t r = 0; r < count; r++) memset(c->z + r * c->keys, 0, (size_t)columns * sizeof *c->z);
+    for (int64_t r = 0; r < count; r++) memset(z + r * c->keys, 0, (size_t)columns * sizeof *z);
     if (v->rounding == ROUND_SUMS)
-        compute_rounded_product(c, v, count, columns, d->D, c->Q, c->D, c->KT, c->keys, c->z, c->keys);
-    else c->products->in_double(count, columns, d->D, c->Q, c->D, 1, c->KT, c->keys, c->z, c->keys);
+        compute_rounded_product(c, v, count, columns, D, c->Q, c->D, KT, c->keys, z, c->keys);
+    else c->products->in_double(count, columns, D, c->Q, c->D, 1, KT, c->keys, z, c->keys);
     for (int64_t r = 0; r < count; r++) {
         const int64_t i = compute_row_of(v, rows, r);
         compute_scores(c, v, rows->b, rows->h, i, r);
-        compute_softmax(c, v, rows->h, i, r);
+        compute_dropout(c, v, rows->b, rows->h, i, c->M + r * c->keys);
+    }
+}
+
+void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows)
+{
+    const attn_dims *const d = &v->g.dims;
+    const int64_t count = rows->count;
+    compute_tile_scores(c, v, rows);
+    for (int64_t r = 0; r < count; r++) {
+        compute_softmax(c, v, rows->h, compute_row_of(v, rows, r), r);
         double *const P = c->P + r * c->keys, *const M = c->M + r * c->keys;
-        if (!compute_dropout(c, v, rows->b, rows->h, i, M))
-            for (int64_t j = 0; j < c->s.Sk; j++) M[j] = 1;
-        else
-            for (int64_t j = 0; j < c->s.Sk; j++) P[j] *= M[j];
+        for (int64_t j = 0; j < c->s.Sk; j++) P[j] *= M[j];
     }
     memset(c->out, 0, (size_t)(count * c->Dv) * sizeof *c->out);
     if (variation_rounds_sums(v) && !c->strange)

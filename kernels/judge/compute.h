@@ -4,6 +4,12 @@
  *     for each tile: compute_rows()             computes out and lse of the tile's rows
  *                    compute_gradients()        computes dq of these rows, and adds their part to dk, dv and the sums
  *
+ * dk and dv of a few keys take less work if out and lse of all rows are known:
+ *
+ *   for each head: compute_keys()               loads K and V; then the caller sets `lo` and `hi` to the few keys
+ *     for each tile: compute_tile_scores()      computes the scores of these keys; then the caller stores out and lse
+ *                    compute_gradients()        adds the tile's part to dk and dv of these keys
+ *
  * A struct compute is the memory of one thread. */
 #ifndef JUDGE_COMPUTE_H
 #define JUDGE_COMPUTE_H
@@ -38,6 +44,9 @@ struct compute {
     bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
+    /* Scores and gradients are computed for the keys from `lo` to `hi` - 1 only. compute_keys() sets these to all keys
+     * of the sequence. For fewer keys, set them after compute_keys(), `lo` to a multiple of PRODUCTS_WIDTH. */
+    int64_t lo, hi;
     /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
      * causal and window add it to a query's index. */
     int64_t shift;
@@ -68,17 +77,24 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
 /* Computes out and lse of a tile, and for each row the largest score (top) and lse - top (rest). The tile's query head
  * must read the keys that compute_keys() loaded. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
-/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile. */
+/* The gradients that compute_gradients() computes. */
+enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
+/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile. It
+ * reads the tile's scores, out, top and rest. dq is right only if scores of all keys were computed. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
-                       const struct compute_sums *sums);
+                       const struct compute_sums *sums, enum compute_wanted wanted);
+/* Computes the scores z of a tile's rows and the keys `lo` to `hi` - 1, and dropout's factors M. */
+void compute_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows);
+/* Returns whether causal and window let some row of the tile see some of the keys `lo` to `hi` - 1. */
+bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows);
 
 /* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of z from
  * products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets M to the factors
- * of dropout for a row; it returns false if all factors are 1. compute_row_gradients() turns the weights P of a row
- * into the weights after dropout, and dP into dS. */
+ * of dropout for a row; without dropout they are 1. compute_row_gradients() turns the weights P of a row into the
+ * weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
-bool compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);
+void compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);
 void compute_load_gradients(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r);

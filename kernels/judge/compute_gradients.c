@@ -20,7 +20,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
 {
     const double *const z = c->z + r * c->keys;
     double *const P = c->P + r * c->keys;
-    for (int64_t j = 0; j < c->s.Sk; j++)
+    for (int64_t j = c->lo; j < c->hi; j++)
         P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
@@ -31,12 +31,12 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     const attn_geometry *const g = &v->g;
     if (sums->dbias) {
         double *const to = sums->dbias + attn_at(&g->view[ATTN_T_dbias], b, h, i);
-        for (int64_t j = 0; j < c->s.Sk; j++) to[j] = kept(c, to[j] + dZ[j]);
+        for (int64_t j = c->lo; j < c->hi; j++) to[j] = kept(c, to[j] + dZ[j]);
     }
     if (sums->dslopes) {
         const int64_t corner = i + (v->alibi_corner ? 0 : c->s.Sk - c->s.Sq + c->shift);
         double sum = 0;
-        for (int64_t j = 0; j < c->s.Sk; j++)
+        for (int64_t j = c->lo; j < c->hi; j++)
             if (dZ[j] != 0) sum = kept(c, sum + dZ[j] * fabs((double)(corner - j)));
         double *const to = &sums->dslopes[attn_at(&g->view[ATTN_T_dalibi_slopes], b, h, 0)];
         *to = kept(c, *to - v->alibi_factor * sum);
@@ -68,18 +68,18 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     if (i < c->s.Sq && dlse->data && !v->no_dlse)
         delta -= attn_load(dlse->dtype, dlse->data, attn_at(dlse, rows->b, rows->h, c->s.q_start + i));
     c->delta[r] = delta = kept(c, delta);
-    for (int64_t j = 0; j < c->s.Sk; j++) {
+    for (int64_t j = c->lo; j < c->hi; j++) {
         const bool hidden = z[j] == -INFINITY || c->top[r] == -INFINITY;
         dP[j] = hidden ? 0 : kept(c, P[j] * kept(c, M[j] * dP[j] - delta));
     }
     add_sums(c, v, sums, rows->b, rows->h, i, r, dP);
-    for (int64_t j = 0; j < c->s.Sk; j++) {
+    for (int64_t j = c->lo; j < c->hi; j++) {
         if (!v->no_softcap_derivative && dP[j] != 0) dP[j] *= slope[j];
         P[j] *= M[j];
     }
     if (v->dv_unnormalized && c->top[r] != -INFINITY) {
         const double factor = exp(c->rest[r]);
-        for (int64_t j = 0; j < c->s.Sk; j++) P[j] *= factor;
+        for (int64_t j = c->lo; j < c->hi; j++) P[j] *= factor;
     }
 }
 
@@ -126,26 +126,28 @@ void compute_load_gradients(struct compute *c, const variation *v, const struct 
 }
 
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
-                       const struct compute_sums *sums)
+                       const struct compute_sums *sums, enum compute_wanted wanted)
 {
     const attn_dims *const d = &v->g.dims;
-    const int64_t count = rows->count, columns = compute_padded(c->s.Sk), member = rows->h % v->g.group;
+    const int64_t count = rows->count, some = c->hi - c->lo, member = rows->h % v->g.group;
+    const bool counts = v->only_member < 0 || v->only_member == member;
+    double *const P = c->P + c->lo, *const dP = c->dP + c->lo;
     compute_load_gradients(c, v, rows);
-    for (int64_t r = 0; r < count; r++) memset(c->dP + r * c->keys, 0, (size_t)columns * sizeof *c->dP);
-    c->products->in_double(count, columns, d->Dv, c->dO, c->Dv, 1, c->VT, c->keys, c->dP, c->keys);
+    for (int64_t r = 0; r < count; r++) memset(dP + r * c->keys, 0, (size_t)compute_padded(some) * sizeof *dP);
+    c->products->in_double(count, compute_padded(some), d->Dv, c->dO, c->Dv, 1, c->VT + c->lo, c->keys, dP, c->keys);
     for (int64_t r = 0; r < count; r++) {
         compute_row_gradients(c, v, rows, sums, r);
-        compute_round_operand(v, true, c->P + r * c->keys, c->s.Sk);
-        compute_round_operand(v, true, c->dP + r * c->keys, c->s.Sk);
+        compute_round_operand(v, true, P + r * c->keys, some);
+        compute_round_operand(v, true, dP + r * c->keys, some);
     }
-    if (v->only_member < 0 || v->only_member == member) {
+    if (wanted & COMPUTE_DK_DV && counts) {
         compute_add_to_keys(c, count, d->Dv, c->P, c->dO, c->Dv, c->dV);
         for (int64_t n = 0; n < count * c->D; n++) c->Q[n] *= v->g.scale * v->dk_factor;
         compute_add_to_keys(c, count, d->D, c->dP, c->Q, c->D, c->dK);
         if (variation_rounds_sums(v)) {
-            round_all(v->round_dtype, c->dK, c->s.Sk * c->D);
-            round_all(v->round_dtype, c->dV, c->s.Sk * c->Dv);
+            round_all(v->round_dtype, c->dK + c->lo * c->D, some * c->D);
+            round_all(v->round_dtype, c->dV + c->lo * c->Dv, some * c->Dv);
         }
     }
-    gradient_of_queries(c, v, rows);
+    if (wanted & COMPUTE_DQ) gradient_of_queries(c, v, rows);
 }

@@ -63,7 +63,7 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
                          const double *B, int64_t ldb, double *C, int64_t ldc)
 {
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < c->s.Sk; j++) {
+        for (int64_t j = c->lo; j < c->hi; j++) {
             const double weight = A[r * c->keys + j];
             const double *const from = by_key ? B + r * ldb : B + j * ldb;
             double *const to = by_key ? C + j * ldc : C + r * ldc;
@@ -72,22 +72,28 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. If an input is NaN or infinite
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys, of which only `lo` to `hi` - 1 count. If an
+ * input is NaN or infinite
  * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
     if (c->strange) product_seen(c, rows, n, A, false, B, ldb, C, ldb);
-    else c->products->in_double(rows, compute_padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
+    else
+        c->products->in_double(rows, compute_padded(n), c->hi - c->lo, A + c->lo, c->keys, 1, B + c->lo * ldb, ldb, C,
+                               ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. If an input is NaN or infinite
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys, of which only `lo` to `hi` - 1
+ * count. If an input is NaN or infinite
  * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {
     if (c->strange) product_seen(c, rows, n, A, true, B, ldb, C, ldb);
-    else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
+    else
+        c->products->in_double(c->hi - c->lo, compute_padded(n), rows, A + c->lo, 1, c->keys, B, ldb, C + c->lo * ldb,
+                               ldb);
 }
 
 /* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its

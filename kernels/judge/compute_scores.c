@@ -97,14 +97,16 @@ void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h,
     const bool plain = !bias->data && !slopes->data && !(g->softcap > 0) && v->rounding != ROUND_SCORES &&
                        v->rounding != ROUND_SCALED_SCORES && v->rounding != ROUND_FINAL_SCORES;
     double *const z = c->z + r * c->keys, *const slope = backward ? c->slope + r * c->keys : NULL, unused;
-    const attn_range keys = i < c->s.Sq ? compute_keys_of(c, v, i) : (attn_range){ 0, 0 };
+    const attn_range seen = i < c->s.Sq ? compute_keys_of(c, v, i) : (attn_range){ 0, 0 };
+    const int64_t lo = attn_clamp64(seen.lo, c->lo, c->hi);
+    const attn_range keys = { lo, attn_clamp64(seen.hi, lo, c->hi) };
     const int64_t bias_at = bias->data ? attn_at(bias, b, h, i) : 0;
     const double alibi = slopes->data
                              ? v->alibi_factor * attn_load(slopes->dtype, slopes->data, attn_at(slopes, b, h, 0))
                              : 0;
     const int64_t corner = i + (v->alibi_corner ? 0 : c->s.Sk - c->s.Sq + c->shift);
-    for (int64_t j = 0; j < keys.lo; j++) z[j] = -INFINITY;
-    for (int64_t j = keys.hi; j < compute_padded(c->s.Sk); j++) z[j] = -INFINITY;
+    for (int64_t j = c->lo; j < keys.lo; j++) z[j] = -INFINITY;
+    for (int64_t j = keys.hi; j < c->lo + compute_padded(c->hi - c->lo); j++) z[j] = -INFINITY;
     if (plain)
         for (int64_t j = keys.lo; j < keys.hi; j++) z[j] = saturated(g->scale * z[j]);
     else
@@ -116,28 +118,30 @@ void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h,
         for (int64_t j = keys.lo; j < keys.hi; j++) slope[j] = 1;
     hide_masked(c, v, b, h, i, keys, z);
     if (v->drop != DROP_NOTHING) {
-        const attn_range gone = dropped_of(v, &c->s, keys);
-        for (int64_t j = gone.lo; j < attn_min64(gone.hi, c->s.Sk); j++) z[j] = -INFINITY;
+        const attn_range gone = dropped_of(v, &c->s, seen);
+        for (int64_t j = attn_max64(gone.lo, c->lo); j < attn_min64(gone.hi, c->hi); j++) z[j] = -INFINITY;
     }
 }
 
-bool compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M)
+void compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M)
 {
     const uint32_t threshold = attn_dropout_threshold(v->dropout_p);
     const int64_t head = b * v->g.dims.H + h;
     const double once = 1 / (1 - v->dropout_p);
     const double kept = v->dropout == DROPOUT_UNSCALED ? 1 : v->dropout == DROPOUT_SCALED_TWICE ? once * once : once;
-    if (v->dropout_p == 0 || v->dropout == DROPOUT_MISSING) return false;
-    if (v->dropout == DROPOUT_TRANSPOSED) {
-        for (int64_t j = 0; j < c->s.Sk; j++) M[j] = attn_dropout_keep(v->seed, head, j, i, threshold) ? kept : 0;
-        return true;
+    if (v->dropout_p == 0 || v->dropout == DROPOUT_MISSING) {
+        for (int64_t j = c->lo; j < c->hi; j++) M[j] = 1;
+        return;
     }
-    for (int64_t group = 0; group * 8 < c->s.Sk; group++) {
+    if (v->dropout == DROPOUT_TRANSPOSED) {
+        for (int64_t j = c->lo; j < c->hi; j++) M[j] = attn_dropout_keep(v->seed, head, j, i, threshold) ? kept : 0;
+        return;
+    }
+    for (int64_t group = c->lo / 8; group * 8 < c->hi; group++) {
         const attn_philox words = attn_dropout_words(v->seed, head, i, group);
-        for (int half = 0; half < 8 && group * 8 + half < c->s.Sk; half++)
+        for (int half = 0; half < 8 && group * 8 + half < c->hi; half++)
             M[group * 8 + half] = attn_dropout_half(words, half) >= threshold ? kept : 0;
     }
-    return true;
 }
 
 double compute_sink(const variation *v, int64_t h)

@@ -140,12 +140,17 @@ static void normalize_first(struct compute *c, const struct places *at, int64_t 
     add_tile(c, at, count, 0, c->s.Sk);
 }
 
+/* Returns the dtype of the out that a kernel writes. */
+static attn_dtype out_dtype(const struct compute *c)
+{
+    if (c->p->out.rank) return c->p->out.dtype;
+    return c->p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : c->p->q.dtype;
+}
+
 static void finish_rows(struct compute *c, const struct emulation *e, const struct places *at, int64_t count,
                         const float *sum)
 {
-    const attn_dtype dtype = c->p->out.rank                 ? c->p->out.dtype
-                             : c->p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16
-                                                            : c->p->q.dtype;
+    const attn_dtype dtype = out_dtype(c);
     for (int64_t r = 0; r < count; r++) {
         const bool empty = c->top[r] == -INFINITY;
         c->rest[r] = empty ? 0 : logf(sum[r]);
@@ -157,23 +162,37 @@ static void finish_rows(struct compute *c, const struct emulation *e, const stru
     }
 }
 
+void emulate_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows, float *scratch)
+{
+    const struct places at = places_of(c, scratch, NULL);
+    const int64_t count = rows->count, columns = (c->hi - c->lo + 15) / 16 * 16;
+    compute_load_queries(c, v, rows);
+    narrow(c->Q, count * c->D, at.Q);
+    for (int64_t r = 0; r < count; r++) memset(at.z + r * c->keys + c->lo, 0, (size_t)columns * sizeof *at.z);
+    c->products->in_float(count, columns, v->g.dims.D, at.Q, c->D, 1, at.KT + c->lo, c->keys, at.z + c->lo, c->keys);
+    for (int64_t r = 0; r < count; r++) {
+        double *const z = c->z + r * c->keys;
+        for (int64_t j = c->lo; j < c->hi; j++) z[j] = at.z[r * c->keys + j];
+        compute_scores(c, v, rows->b, rows->h, rows->first + r, r);
+        for (int64_t j = c->lo; j < c->hi; j++) z[j] = (float)z[j];
+        compute_dropout(c, v, rows->b, rows->h, rows->first + r, c->M + r * c->keys);
+    }
+}
+
+void emulate_round_rows(struct compute *c, int64_t count)
+{
+    emulate_round(out_dtype(c), c->out, count * c->Dv);
+    emulate_round(ATTN_F32, c->lse, count);
+}
+
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,
                   float *scratch)
 {
     const struct places at = places_of(c, scratch, NULL);
-    const attn_dims *const d = &v->g.dims;
-    const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
+    const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
     float *const sum = at.dq; /* the sums of a row are in the memory of dq, which the forward does not use */
-    compute_load_queries(c, v, rows);
-    narrow(c->Q, count * c->D, at.Q);
-    memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
-    c->products->in_float(count, columns, d->D, at.Q, c->D, 1, at.KT, c->keys, at.z, c->keys);
+    emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
-        for (int64_t j = 0; j < Sk; j++) c->z[r * c->keys + j] = at.z[r * c->keys + j];
-        compute_scores(c, v, rows->b, rows->h, rows->first + r, r);
-        for (int64_t j = 0; j < Sk; j++) c->z[r * c->keys + j] = (float)c->z[r * c->keys + j];
-        if (!compute_dropout(c, v, rows->b, rows->h, rows->first + r, c->M + r * c->keys))
-            for (int64_t j = 0; j < Sk; j++) c->M[r * c->keys + j] = 1;
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
         c->top[r] = rows->first + r < c->s.Sq ? sink : -INFINITY;
         sum[r] = c->top[r] > -INFINITY ? 1 : 0;
@@ -194,14 +213,15 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
+    const float *const P = at->P + c->lo;
+    const double *const z = c->z + c->lo;
     memset(at->more, 0, (size_t)(m * ldb) * sizeof *at->more);
-    if (!c->strange) c->products->in_float(m, n, k, at->P, row, column, B, ldb, at->more, ldb);
+    if (!c->strange) c->products->in_float(m, n, k, P, row, column, B, ldb, at->more, ldb);
     else
         for (int64_t i = 0; i < m; i++)
             for (int64_t t = 0; t < k; t++)
-                if (c->z[by_key ? t * c->keys + i : i * c->keys + t] != -INFINITY)
-                    for (int64_t e = 0; e < n; e++)
-                        at->more[i * ldb + e] += at->P[i * row + t * column] * B[t * ldb + e];
+                if (z[by_key ? t * c->keys + i : i * c->keys + t] != -INFINITY)
+                    for (int64_t e = 0; e < n; e++) at->more[i * ldb + e] += P[i * row + t * column] * B[t * ldb + e];
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = 0; e < n; e++) C[i * ldb + e] = (float)(C[i * ldb + e] + at->more[i * ldb + e]);
 }
@@ -209,34 +229,39 @@ static void add_rounded(struct compute *c, const struct places *at, int64_t m, i
 static void round_weights(const struct compute *c, const struct places *at, int64_t count, const double *from)
 {
     for (int64_t r = 0; r < count; r++)
-        for (int64_t j = 0; j < c->s.Sk; j++) at->P[r * c->keys + j] = as_operand(c, from[r * c->keys + j]);
+        for (int64_t j = c->lo; j < c->hi; j++) at->P[r * c->keys + j] = as_operand(c, from[r * c->keys + j]);
 }
 
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
-                       const struct compute_sums *sums, float *scratch)
+                       const struct compute_sums *sums, enum compute_wanted wanted, float *scratch)
 {
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
-    const int64_t count = rows->count, Sk = c->s.Sk;
+    const int64_t count = rows->count, some = c->hi - c->lo, columns = (some + 15) / 16 * 16;
     /* rounds lse as those kernels do whose backward reads lse as a float32 in base 2 */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);
-    memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
-    c->products->in_float(count, (Sk + 15) / 16 * 16, d->Dv, at.dO, c->Dv, 1, at.VT, c->keys, at.z, c->keys);
+    for (int64_t r = 0; r < count; r++) memset(at.z + r * c->keys + c->lo, 0, (size_t)columns * sizeof *at.z);
+    c->products->in_float(count, columns, d->Dv, at.dO, c->Dv, 1, at.VT + c->lo, c->keys, at.z + c->lo, c->keys);
     for (int64_t r = 0; r < count; r++) {
-        for (int64_t j = 0; j < Sk; j++) c->dP[r * c->keys + j] = at.z[r * c->keys + j];
+        for (int64_t j = c->lo; j < c->hi; j++) c->dP[r * c->keys + j] = at.z[r * c->keys + j];
         c->in_float = true;
         compute_row_gradients(c, v, rows, sums, r);
         c->in_float = false;
     }
-    round_weights(c, &at, count, c->P);
-    add_rounded(c, &at, Sk, c->Dv, count, 1, c->keys, at.dO, c->Dv, c->dV, true);
+    if (wanted & COMPUTE_DK_DV) {
+        round_weights(c, &at, count, c->P);
+        add_rounded(c, &at, some, c->Dv, count, 1, c->keys, at.dO, c->Dv, c->dV + c->lo * c->Dv, true);
+    }
     round_weights(c, &at, count, c->dP);
-    for (int64_t n = 0; n < count * c->D; n++) at.Q[n] = (float)(c->Q[n] * v->g.scale);
-    add_rounded(c, &at, Sk, c->D, count, 1, c->keys, at.Q, c->D, c->dK, true);
+    if (wanted & COMPUTE_DK_DV) {
+        for (int64_t n = 0; n < count * c->D; n++) at.Q[n] = (float)(c->Q[n] * v->g.scale);
+        add_rounded(c, &at, some, c->D, count, 1, c->keys, at.Q, c->D, c->dK + c->lo * c->D, true);
+    }
+    if (!(wanted & COMPUTE_DQ)) return;
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
-    add_rounded(c, &at, count, c->D, Sk, c->keys, 1, at.K, c->D, c->dq, false);
+    add_rounded(c, &at, count, c->D, some, c->keys, 1, at.K + c->lo * c->D, c->D, c->dq, false);
     for (int64_t n = 0; n < count * c->D; n++) c->dq[n] = (float)(c->dq[n] * v->g.scale);
 }

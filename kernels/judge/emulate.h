@@ -17,14 +17,19 @@ struct emulation {
     bool sink_last;
 };
 
-/* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients(), with the roundings of a
- * kernel. `scratch` has emulate_floats() floats. Call compute_keys() with the variation without a mistake first. */
+/* emulate_rows(), emulate_tile_scores() and emulate_gradients() do the work of the functions compute_rows(),
+ * compute_tile_scores() and compute_gradients(), with the roundings of a kernel. `scratch` has emulate_floats() floats.
+ * Call compute_keys() with the variation without a mistake, and then emulate_keys(), first. */
 int64_t emulate_floats(const struct compute *c);
 void emulate_keys(const struct compute *c, float *scratch);
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,
                   float *scratch);
+void emulate_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows, float *scratch);
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
-                       const struct compute_sums *sums, float *scratch);
+                       const struct compute_sums *sums, enum compute_wanted wanted, float *scratch);
+/* Rounds out and lse of a tile to the dtypes in which a kernel stores them. Call this function between
+ * emulate_tile_scores() and emulate_gradients(), if out and lse are the truth (float64 results). */
+void emulate_round_rows(struct compute *c, int64_t count);
 /* Rounds `count` numbers of x to the dtype. Call this function for dK and dV, with the dtype of the caller's tensor,
  * after the last tile of a head. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);

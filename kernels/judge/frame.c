@@ -27,6 +27,15 @@ int64_t frame_tile_rows(const attn_problem *p)
     return attn_clamp64(TILE_PAIRS / keys, 1, TILE_ROWS);
 }
 
+/* Returns the largest number of keys of a tile of keys: as many as make such a tile about as much work as a tile of
+ * queries. The result is a multiple of PRODUCTS_WIDTH. */
+static int64_t key_tile_keys(const attn_geometry *g)
+{
+    int64_t rows = 1;
+    for (int64_t b = 0; b < g->dims.B; b++) rows = attn_max64(rows, attn_room_of(g->cu_q, g->dims.Sq, b) * g->group);
+    return attn_clamp64(TILE_PAIRS / rows / PRODUCTS_WIDTH, 1, TILE_ROWS / PRODUCTS_WIDTH) * PRODUCTS_WIDTH;
+}
+
 static int64_t row_room(const attn_geometry *g, int64_t b)
 {
     return attn_room_of(g->cu_q, g->dims.Sq, b);
@@ -79,6 +88,12 @@ double frame_multiply_adds(const attn_problem *p)
     return pairs * (double)g.dims.H * each;
 }
 
+double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys)
+{
+    const double rows = (double)row_room(&f->g, keys->b) * (double)f->g.group;
+    return rows * (double)attn_sequence_of(&f->g, keys->b).Sk * (double)(f->g.dims.D + f->g.dims.Dv + EXPONENTIAL);
+}
+
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Returns a pseudo-random number from 0 to 1. It depends only on the problem's sizes and on n. */
@@ -117,34 +132,49 @@ static void place_as_device(const struct frame *f, struct tile *t)
     t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
 }
 
-/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, the function stores the chosen
- * tiles in f->tiles. */
+/* Counts the tiles of `size` keys of head hk in sequence b. If f->key_tiles has memory, the function stores them there.
+ * The head's tiles of queries begin at number `tile`, and `line` is the index of its first key in struct truth. */
+static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t line, int64_t size)
+{
+    const int64_t room = key_room(&f->g, b);
+    for (int64_t first = 0; first < room; first += size) {
+        const struct key_tile t = { b, hk, first, attn_min64(size, room - first), line + first, tile, f->count - tile };
+        if (f->key_tiles) f->key_tiles[f->key_count] = t;
+        f->key_count++;
+    }
+}
+
+/* Visits all tiles of the problem and counts the chosen ones. If f->tiles and f->key_tiles have memory, the function
+ * stores the chosen tiles there. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
     const attn_dims *const d = &f->g.dims;
-    const int64_t size = frame_tile_rows(p);
-    f->count = f->rows = f->lines = f->all_rows = 0;
+    const int64_t size = frame_tile_rows(p), key_size = key_tile_keys(&f->g);
+    f->count = f->key_count = f->rows = f->lines = f->all_rows = 0;
     f->whole = true;
     for (int64_t hk = 0; hk < d->Hk; hk++)
         for (int64_t b = 0; b < d->B; b++) {
             const int64_t room = row_room(&f->g, b), before = f->count;
+            int64_t line = f->lines;
             for (int64_t n = 0; n < f->g.group; n++) {
                 f->all_rows += room;
                 for (int64_t first = 0; first < room; first += size) {
-                    struct tile t = { b, hk, n, first, attn_min64(size, room - first), f->rows, f->lines };
+                    struct tile t = { b, hk, n, first, attn_min64(size, room - first), f->rows, line, f->key_count };
                     if (!is_chosen(p, d, share, &t, room, size)) {
                         f->whole = false;
                         continue;
                     }
                     const int64_t head = b * d->H + hk * f->g.group + n;
-                    if (f->as_device) place_as_device(f, &t);
+                    if (f->as_device) place_as_device(f, &t), line = t.line;
                     if (f->row_of_head && first == 0) f->row_of_head[head] = t.row;
                     if (f->tiles) f->tiles[f->count] = t;
                     f->count++;
                     f->rows += t.count;
                 }
             }
-            if (p->op == ATTN_OP_BACKWARD && (f->count > before || room == 0)) f->lines += key_room(&f->g, b);
+            if (p->op != ATTN_OP_BACKWARD) continue;
+            if (f->count > before) cut_keys(f, b, hk, before, line, key_size);
+            if (f->count > before || room == 0) f->lines += key_room(&f->g, b);
         }
 }
 
@@ -211,6 +241,7 @@ int64_t frame_bytes(const attn_problem *p, double share, bool with_truth)
     const double numbers = (double)f.rows * (double)(d->Dv + 1 + (backward ? d->D : 0)) +
                            (double)f.lines * (double)(d->D + d->Dv);
     const double bytes = (with_truth ? numbers * 8 : 0) + (double)f.count * sizeof(struct tile) +
+                         (double)f.key_count * sizeof(struct key_tile) +
                          2.5 * (double)compute_bytes(p, frame_tile_rows(p));
     return bytes > 1e18 ? INT64_MAX : (int64_t)bytes;
 }
@@ -221,8 +252,9 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     f->as_device = as_device;
     cut(f, p, share);
     f->tiles = calloc((size_t)f->count + 1, sizeof *f->tiles);
+    f->key_tiles = calloc((size_t)f->key_count + 1, sizeof *f->key_tiles);
     f->row_of_head = malloc(((size_t)(f->g.dims.B * f->g.dims.H) + 1) * sizeof *f->row_of_head);
-    if (!f->tiles || !f->row_of_head) return false;
+    if (!f->tiles || !f->key_tiles || !f->row_of_head) return false;
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
@@ -238,9 +270,10 @@ void frame_close(struct frame *f)
 {
     compute_close(&f->c);
     free(f->tiles);
+    free(f->key_tiles);
     free(f->row_of_head);
     free(f->scratch);
-    f->tiles = NULL, f->row_of_head = NULL, f->scratch = NULL;
+    f->tiles = NULL, f->key_tiles = NULL, f->row_of_head = NULL, f->scratch = NULL;
 }
 
 double *frame_kept(const struct truth *t, attn_tensor_id id)

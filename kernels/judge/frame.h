@@ -12,6 +12,16 @@ struct tile {
     /* indices in the arrays of struct truth: row is the index of the tile's first query row, line is the index of the
      * first key of the tile's sequence */
     int64_t row, line;
+    int64_t keys; /* index in key_tiles of the first tile of keys of the same key/value head and sequence */
+};
+
+/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has such
+ * tiles. */
+struct key_tile {
+    int64_t b, hk, first, count;
+    int64_t line; /* index in the arrays of struct truth of the tile's first key */
+    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number */
+    int64_t tile, tiles;
 };
 
 /* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b is at b * batch
@@ -27,6 +37,8 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
+    struct key_tile *key_tiles; /* [key_count]; head by head, in the order of `tiles` */
+    int64_t key_count;
     /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
      * truth */
     int64_t count, rows, lines;
@@ -77,6 +89,9 @@ int64_t frame_tile_rows(const attn_problem *p);
 int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
 /* Returns the number of multiply-adds that the truth (float64 results) of all rows takes. */
 double frame_multiply_adds(const attn_problem *p);
+
+/* Returns the number of multiply-adds of a forward of all queries that read the keys of a tile of keys. */
+double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the
  * start of the tensor. swapped: the tensor is read in the other layout (heads and rows exchanged). */

@@ -607,6 +607,7 @@ HYPOTHESIS(dq_last_tile_only)
 #define CONVERTS .converts = true
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true
+#define BACKWARD .of_backward = true
 #define OTHER    .converts = false
 #define SIZE     .of_pattern = true, .of_size = true
 #define ROW(name, count, kind, sentence, mend) \
@@ -664,16 +665,16 @@ const struct hypothesis hypotheses[] = {
     ROW(dropout_scaled_twice, 1, OTHER, "what dropout keeps is divided by 1 - dropout_p twice", "divide once")
     ROW(dropout_other_seed, 5, OTHER, "dropout has another seed", "use the seed of the request")
     ROW(dropout_mask_transposed, 1, OTHER, "dropout decides about (i, j) by (j, i)", "count the query before the key")
-    ROW(group_not_summed, 2, OTHER, "dk and dv are those of one query head of each group", "sum dk and dv over the query heads that read a key/value head")
-    ROW(delta_missing, 2, OTHER, "delta, the row sums of dout times out, is missing", "subtract delta from dP")
-    ROW(dlse_missing, 1, OTHER, "dlse is ignored", "subtract dlse from delta")
+    ROW(group_not_summed, 2, BACKWARD, "dk and dv are those of one query head of each group", "sum dk and dv over the query heads that read a key/value head")
+    ROW(delta_missing, 2, BACKWARD, "delta, the row sums of dout times out, is missing", "subtract delta from dP")
+    ROW(dlse_missing, 1, BACKWARD, "dlse is ignored", "subtract dlse from delta")
     ROW(scale_missing_in_dq, 1, CONVERTS, "dq is not multiplied by the scale", "multiply dq by the scale")
     ROW(scale_missing_in_dk, 1, CONVERTS, "dk is not multiplied by the scale", "multiply dk by the scale")
     ROW(scale_twice_in_dq, 1, CONVERTS, "dq is multiplied by the scale twice", "divide dq by the scale")
     ROW(scale_twice_in_dk, 1, CONVERTS, "dk is multiplied by the scale twice", "divide dk by the scale")
     ROW(dv_of_unnormalized_p, 1, OTHER, "dv is of exponentials that are not divided by their sum", "compute dv with exp(score - lse)")
-    ROW(softcap_derivative_missing, 1, OTHER, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
-    ROW(dq_last_tile_only, 60, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
+    ROW(softcap_derivative_missing, 1, BACKWARD, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
+    ROW(dq_last_tile_only, 60, BACKWARD, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
     ROW(scores_in_16_bit, 6, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
     ROW(accumulated_in_16_bit, 12, SIZE, "sums of products are kept in 16 bits", "sum in float32")
     ROW(tf32_products, 4, PATTERN, "products have the precision of TF32", "switch TF32 off where float32 is meant")

@@ -31,6 +31,7 @@ struct hypothesis {
     /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
      * gradients alone, with right out and lse */
     bool of_scores;
+    bool of_backward; /* a kernel with the mistake has a right out and lse, and only its gradients are wrong */
     /* the mistake makes small errors; it is tested even where all results are within their limits */
     bool of_pattern;
     /* of_size: the mistake makes random errors, such as by another order of sums; only the size of its errors is

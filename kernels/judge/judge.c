@@ -8,7 +8,8 @@
  *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
- *   CONFIRM    tests the best explanations on all tiles
+ *   CONFIRM    tests the best explanations on all tiles. If only some tiles are emulated, it tests the best explanation
+ *              on the tiles of keys of the sample, where SINGLES and PAIRS left them out because they are much work
  *
  * A phase has one pass or several. A pass goes over tiles, and a step of a judge computes one tile. After PHASE_TRUTH a
  * pass stores only sums of differences. */
@@ -85,7 +86,8 @@ static bool begin_in_phase(struct judge *j)
     case PHASE_CONFIRM:
         for (; j->index < j->confirm_count; j->index++) {
             struct candidate *const c = &j->candidates[j->confirm[j->index]];
-            const bool widens = !c->whole && j->sample_count < j->frame.count && !units_are_sampled(j);
+            const bool widens = units_are_sampled(j) ? j->index == 0 && candidate_lacks_keys(j, c)
+                                                     : !c->whole && j->sample_count < j->frame.count;
             if (widens && candidate_begin(j, c, true)) return true;
             c->confirmed = true;
         }
@@ -134,7 +136,7 @@ static void end_pass(struct judge *j)
         break;
     case PHASE_SAMPLE:
         memcpy(j->now_sample, j->pass.found, sizeof j->now_sample);
-        if (j->sample_count == j->frame.count) memcpy(j->now_sample, j->now, sizeof j->now);
+        if (j->sample_count == j->frame.count && !units_are_sampled(j)) memcpy(j->now_sample, j->now, sizeof j->now);
         enter(j, PHASE_SINGLES);
         break;
     case PHASE_SINGLES: candidate_end(j, &j->candidates[j->candidate_count++]), j->trying.variant++; break;
@@ -245,7 +247,7 @@ static bool take_memory(struct judge *j)
         j->sum_elements[which] = frame_elements(&j->p, frame_tensors[which]);
     if (!state_is_given(j, ATTN_T_dbias)) j->sum_elements[5] = 0;
     const int64_t *const n = j->sum_elements;
-    j->sample = calloc((size_t)j->frame.count + 1, sizeof *j->sample);
+    j->sample = calloc((size_t)units_room(&j->frame), sizeof *j->sample);
     j->candidates = calloc(CANDIDATES, sizeof *j->candidates);
     if (j->borrows_truth) return j->sample && j->candidates;
     return j->sample && j->candidates && numbers(&t->out, rows * d->Dv) && numbers(&t->lse, rows) &&
@@ -282,7 +284,7 @@ uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN
 {
     uint64_t wants = ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse);
     int64_t bytes = 0;
-    if (frame_multiply_adds(problem) <= JUDGE_DEVICE_MULTIPLY_ADDS || !units_are_affordable(problem)) return 0;
+    if (frame_multiply_adds(problem) <= JUDGE_DEVICE_MULTIPLY_ADDS) return 0;
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const attn_tensor_id id = frame_tensors[which];
         if (results[id].rank > 0) wants |= UINT64_C(1) << id;

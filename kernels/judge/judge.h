@@ -85,7 +85,8 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` is from these rows */
+    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` of out, lse and dq is from
+     * these rows */
     int64_t rows_emulated;
 } judge_result;
 
@@ -101,8 +102,7 @@ attn_status judge_check(const attn_problem *problem, const attn_tensor results[A
 /* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns
  * the results that the device should compute, as bits of attn_tensor_id. It returns 0 if the judge computes the truth
  * itself: for a small problem, for results that no device computes (dbias, dsinks, dalibi_slopes), and where the judge
- * could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number of
- * doubles of one result. */
+ * would need too much memory. judge_elements() returns the number of doubles of one result. */
 uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
 int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 

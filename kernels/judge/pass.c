@@ -7,6 +7,7 @@
 
 #include "kernels/judge/emulate.h"
 
+/* Right kernels that are emulated. */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -17,6 +18,7 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     j->pass = (struct pass){
         .v = *v, .frame = frame, .list = list, .count = list ? count : frame->count, .hk = -1, .b = -1, .emulation = -1
     };
+    j->pass.by_units = list != NULL && units_are_sampled(j);
     j->pass.sums = list == NULL && frame->whole;
     j->in_pass = true;
     if (j->some.dbias) memset(j->some.dbias, 0, (size_t)j->sum_elements[5] * sizeof(double));
@@ -26,7 +28,7 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
 
 /* Returns the index in struct truth of the first row of tile t, taken in head h; -1: struct truth does not have this
  * row. */
-static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
+int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
     if (h == own) return t->row;
@@ -63,34 +65,41 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this function when all tiles of a key/value head have been computed. PHASE_TRUTH stores dk and dv of the head as
- * the truth (float64 results). Other phases compare dk and dv with the caller's or with the truth. */
-static void settle_keys(struct judge *j, const struct tile *t)
+/* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
+ * to first + count - 1. `kept` is the index of key `first` in struct truth. PHASE_TRUTH stores dk and dv of these keys
+ * as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
+void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
-    struct frame *const f = pass->frame;
-    struct compute *const c = &f->c;
-    const bool all = pass->v.one_sequence;
-    const int64_t room = all ? f->g.dims.total_k : frame_key_room(f, t->b), first = all ? 0 : frame_first_key(f, t->b);
-    memset(c->dK + c->s.Sk * c->D, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->D) * sizeof *c->dK);
-    memset(c->dV + c->s.Sk * c->Dv, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->Dv) * sizeof *c->dV);
-    for (int64_t n = 0; n < room * c->D && pass->v.rounding == CUT_RESULTS; n++)
-        c->dK[n] = compute_cut(pass->v.round_dtype, c->dK[n]);
-    for (int64_t n = 0; n < room * c->Dv && pass->v.rounding == CUT_RESULTS; n++)
-        c->dV[n] = compute_cut(pass->v.round_dtype, c->dV[n]);
+    struct compute *const c = &pass->frame->c;
+    const int64_t exist = attn_clamp64(c->s.Sk - first, 0, count);
+    const int64_t start = pass->v.one_sequence ? 0 : frame_first_key(pass->frame, b);
+    double *const dK = c->dK + first * c->D, *const dV = c->dV + first * c->Dv;
+    memset(dK + exist * c->D, 0, (size_t)((count - exist) * c->D) * sizeof *dK);
+    memset(dV + exist * c->Dv, 0, (size_t)((count - exist) * c->Dv) * sizeof *dV);
+    for (int64_t n = 0; n < count * c->D && pass->v.rounding == CUT_RESULTS; n++)
+        dK[n] = compute_cut(pass->v.round_dtype, dK[n]);
+    for (int64_t n = 0; n < count * c->Dv && pass->v.rounding == CUT_RESULTS; n++)
+        dV[n] = compute_cut(pass->v.round_dtype, dV[n]);
     if (pass->emulation >= 0) {
-        const attn_dtype dk = state_is_given(j, ATTN_T_dk) ? j->results[ATTN_T_dk].dtype : ATTN_F32;
-        const attn_dtype dv = state_is_given(j, ATTN_T_dv) ? j->results[ATTN_T_dv].dtype : ATTN_F32;
-        emulate_round(dk, c->dK, room * c->D);
-        emulate_round(dv, c->dV, room * c->Dv);
+        emulate_round(state_is_given(j, ATTN_T_dk) ? j->results[ATTN_T_dk].dtype : ATTN_F32, dK, count * c->D);
+        emulate_round(state_is_given(j, ATTN_T_dv) ? j->results[ATTN_T_dv].dtype : ATTN_F32, dV, count * c->Dv);
     }
-    settle_rows(j, 3, t->b, t->hk, first, room, all ? -1 : t->line, c->dK, c->D);
-    settle_rows(j, 4, t->b, t->hk, first, room, all ? -1 : t->line, c->dV, c->Dv);
+    settle_rows(j, 3, b, hk, start + first, count, kept, dK, c->D);
+    settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
+}
+
+/* Calls pass_settle_keys() for all keys of the key/value head of tile t. */
+void pass_settle_head(struct judge *j, const struct tile *t)
+{
+    const bool all = j->pass.v.one_sequence;
+    const struct frame *const f = j->pass.frame;
+    pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
 /* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
  * backward. */
-static void take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
+void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
     for (int64_t r = 0; r < rows->count && kept >= 0; r++) {
@@ -108,38 +117,44 @@ static struct compute_sums sums_of(struct judge *j)
     return (struct compute_sums){ t->dbias, t->dsinks, t->dslopes };
 }
 
-static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
+/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. Scores of all keys are computed from
+ * then on. */
+void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
 {
     struct pass *const pass = &j->pass;
     struct frame *const f = pass->frame;
-    const int64_t b = pass->v.one_sequence ? 0 : t->b;
+    if (pass->v.one_sequence) b = 0;
+    f->c.lo = 0, f->c.hi = f->c.s.Sk;
     if (pass->hk == hk && pass->b == b) return;
     compute_keys(&f->c, &pass->v, b, hk);
     if (pass->emulation >= 0) emulate_keys(&f->c, f->scratch);
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth (float64
- * results). Other phases compare the results with the caller's results or with the truth. */
-static void compute_tile(struct judge *j, const struct tile *t)
+/* Computes tile t with the pass's variation or emulation: out, lse and, in a backward, the wanted gradients.
+ * PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases compare them with the caller's
+ * results or with the truth. */
+void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted)
 {
     struct pass *const pass = &j->pass;
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    const int64_t h = backward ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
+    /* dk and dv of a head are sums over the query heads that read it under the variation */
+    const bool of_keys = backward && wanted & COMPUTE_DK_DV;
+    const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
     const struct compute_rows rows = { t->b, h, t->first, t->count };
-    const int64_t kept = kept_row(f, t, h), first = frame_first_row(f, t->b) + t->first;
+    const int64_t kept = pass_kept_row(f, t, h), first = frame_first_row(f, t->b) + t->first;
     const struct compute_sums sums = sums_of(j);
-    take_keys(j, t, variation_head_of(&pass->v, h));
+    pass_take_keys(j, t->b, variation_head_of(&pass->v, h));
     if (pass->emulation >= 0) emulate_rows(c, &emulations[pass->emulation], &pass->v, &rows, f->scratch);
     else compute_rows(c, &pass->v, &rows);
-    if (pass->alone) take_right_forward(j, &rows, kept);
+    if (pass->alone) pass_take_right_forward(j, &rows, kept);
     settle_rows(j, 0, t->b, h, first, t->count, kept, c->out, c->Dv);
     settle_rows(j, 1, t->b, h, first, t->count, kept, c->lse, 1);
     if (!backward) return;
-    if (pass->emulation >= 0) emulate_gradients(c, &pass->v, &rows, &sums, f->scratch);
-    else compute_gradients(c, &pass->v, &rows, &sums);
+    if (pass->emulation >= 0) emulate_gradients(c, &pass->v, &rows, &sums, wanted, f->scratch);
+    else compute_gradients(c, &pass->v, &rows, &sums, wanted);
     if (pass->emulation >= 0 && state_is_given(j, ATTN_T_dq))
         emulate_round(j->results[ATTN_T_dq].dtype, c->dq, t->count * c->D);
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
@@ -173,10 +188,10 @@ static void measure(struct judge *j, int which, double got, double value)
     if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
 }
 
-/* Compares rows of the caller's tensor with rows of the truth (float64 results) to which converted() has applied the
- * mistake. */
-static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
-                         int64_t exist)
+/* Compares rows of the caller's tensor, which belong to a unit, with rows of the truth (float64 results) to which
+ * converted() has applied the mistake. */
+static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, int64_t h, int64_t first, int64_t count,
+                         int64_t kept, int64_t exist)
 {
     struct pass *const pass = &j->pass;
     const attn_tensor_id id = frame_tensors[which];
@@ -195,24 +210,34 @@ static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64
             if (j->phase == PHASE_COMPARE) measure(j, which, got, value);
         }
     difference_join(&pass->found[which], &found);
-    if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], pass->unit, difference_worst(&found));
+    if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], unit, difference_worst(&found));
 }
 
-static void convert_tile(struct judge *j, const struct tile *t, bool last_of_head)
+/* Compares out, lse and dq of a tile of queries as convert_rows() does. */
+void pass_convert_rows(struct judge *j, int64_t tile)
 {
     const struct frame *const f = &j->frame;
+    const struct tile *const t = &f->tiles[tile];
     const attn_sequence s = attn_sequence_of(&f->g, t->b);
     const int64_t h = t->hk * f->g.group + t->n, first = frame_first_row(f, t->b) + t->first;
     const int64_t exist = attn_clamp64(s.Sq - t->first, 0, t->count);
     for (int which = 0; which < FRAME_ROW_TENSORS; which++)
-        if (which < 2 || f->p.op == ATTN_OP_BACKWARD) convert_rows(j, which, t->b, h, first, t->count, t->row, exist);
-    if (!last_of_head || f->p.op != ATTN_OP_BACKWARD) return;
-    convert_rows(j, 3, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
-    convert_rows(j, 4, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
+        if (which < 2 || f->p.op == ATTN_OP_BACKWARD)
+            convert_rows(j, tile, which, t->b, h, first, t->count, t->row, exist);
+}
+
+/* Compares dk and dv of a tile of keys as convert_rows() does. */
+void pass_convert_keys(struct judge *j, int64_t key_tile)
+{
+    const struct frame *const f = &j->frame;
+    const struct key_tile *const t = &f->key_tiles[key_tile];
+    const int64_t unit = f->count + key_tile, first = frame_first_key(f, t->b) + t->first;
+    convert_rows(j, unit, 3, t->b, t->hk, first, t->count, t->line, 0);
+    convert_rows(j, unit, 4, t->b, t->hk, first, t->count, t->line, 0);
 }
 
 /* Compares dbias, dsinks and dslopes with the caller's, at the end of a pass over all tiles. */
-static void settle_sums(struct judge *j)
+void pass_settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;
     const struct truth *const from = pass->converts ? &j->truth : &j->some;
@@ -226,28 +251,4 @@ static void settle_sums(struct judge *j)
             if (j->phase == PHASE_COMPARE) measure(j, which, got, value[n]);
         }
     }
-}
-
-/* Does the work of the pass's next tile. Returns true when the pass has no more tiles. */
-bool pass_step(struct judge *j)
-{
-    struct pass *const pass = &j->pass;
-    if (pass->at < pass->count) {
-        const struct frame *const f = pass->frame;
-        const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
-        const struct tile *const t = &f->tiles[n];
-        const bool more = n + 1 < f->count;
-        const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
-        const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
-        const bool continues = n > 0 && t[-1].hk == t->hk && t[-1].b == t->b;
-        if (!continues || f->p.op != ATTN_OP_BACKWARD) pass->unit = n;
-        if (pass->converts) convert_tile(j, t, !same_head);
-        else compute_tile(j, t);
-        if (!pass->converts && !same_keys && f->p.op == ATTN_OP_BACKWARD) settle_keys(j, t);
-        pass->at++;
-    }
-    if (pass->at < pass->count) return false;
-    settle_sums(j);
-    j->in_pass = false;
-    return true;
 }

@@ -95,7 +95,8 @@ void judge_report(judge *j, judge_result *result)
     result->rows_checked = j->frame.rows;
     result->rows_of = j->frame.all_rows;
     result->rows_emulated = j->emulated ? 0 : j->frame.rows;
-    for (int64_t n = 0; n < j->emulated_count; n++) result->rows_emulated += j->frame.tiles[j->emulated[n]].count;
+    for (int64_t n = 0; n < j->emulated_count && j->emulated[n] < j->frame.count; n++)
+        result->rows_emulated += j->frame.tiles[j->emulated[n]].count;
     report_tensors(j, result);
     if (judge_has_verdict(j)) where_find(&j->frame, &j->truth, j->results, j->given, result);
     while (count < JUDGE_EXPLANATIONS && (best = best_left(j, list, count)) >= 0) {

@@ -7,24 +7,27 @@
 
 /* ---- The sample -------------------------------------------------------------------------------------------------- */
 
-/* Chooses the tiles on which mistakes are tested, for a judge that emulates only some units (units.c). It chooses, for
+/* Chooses the units on which mistakes are tested, for a judge that emulates only some units (units.c). It chooses, for
  * each wrong result, the unit with the largest errors, and besides these some units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
-    const int64_t most = j->p.op == ATTN_OP_BACKWARD ? 1 : 4;
-    int64_t count = 0, units = 0;
-    for (int which = 0; which < FRAME_TENSORS; which++) {
-        if (!(j->wrong >> which & 1) || j->worst[which].count == 0) continue;
-        const int64_t before = count;
-        count = units_add(&j->frame, j->worst[which].unit[0], j->sample, count);
-        units += count > before;
+    const bool backward = j->p.op == ATTN_OP_BACKWARD;
+    const int64_t most[UNIT_KINDS] = { backward ? 2 : 4, backward ? 1 : 0 };
+    j->sample_count = 0;
+    for (int kind = 0; kind <= backward; kind++) {
+        const int64_t before = j->sample_count;
+        for (int which = 0; which < FRAME_KEY_TENSORS; which++)
+            if (units_kind_of(which) == (enum unit_kind)kind && j->wrong >> which & 1 && j->worst[which].count > 0)
+                j->sample_count = units_add(j->worst[which].unit[0], j->sample, j->sample_count);
+        const int64_t spread = attn_max64(1, most[kind] - (j->sample_count - before));
+        j->sample_count = units_spread(&j->frame, (enum unit_kind)kind, spread, j->sample, j->sample_count);
     }
-    j->sample_count = units_spread(&j->frame, attn_max64(1, most - units), j->sample, count);
     units_sort(j->sample, j->sample_count);
     if (!j->has_other) return;
-    j->other_sample = calloc((size_t)j->other.count + 1, sizeof *j->other_sample);
+    j->other_sample = calloc((size_t)units_room(&j->other), sizeof *j->other_sample);
     j->has_other = j->other_sample != NULL;
-    if (j->has_other) j->other_count = units_spread(&j->other, most, j->other_sample, 0);
+    for (int kind = 0; kind < UNIT_KINDS && j->has_other; kind++)
+        j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
 }
 
 /* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Of other problems, a forward gets

@@ -3,6 +3,7 @@
  *   judge.c        opens and closes a judge; the phases of its work
  *   units.c        which part of a large problem is emulated, if a device has computed the truth
  *   pass.c         computes tiles with one variation or emulation, and sums up differences
+ *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
  *   search.c       which mistakes are tested, on which tiles, in which order
  *   candidate.c    tests one mistake or two at once, and says what they explain
@@ -24,6 +25,11 @@ enum {
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
     WORST_UNITS = 8, /* for each result, the number of units (those with the largest errors) that a judge remembers */
 };
+
+/* A unit is the least part of a problem whose results a pass can compute by itself: a tile of queries, or in a backward
+ * also a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which
+ * are sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
+ * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
 /* The phases of a judge's work, in order. judge.c explains each of them. */
 enum phase {
@@ -64,12 +70,10 @@ struct candidate {
     bool whole;
 };
 
-/* The units in which one result has its largest errors. A unit is the least part of a problem that a pass can compute:
- * a tile in a forward, and in a backward all tiles of a key/value head in a sequence, because dk and dv are sums over
- * them. The index of its first tile names a unit. */
+/* The units in which one result has its largest errors. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* indices of the units, in descending order of error */
+    int64_t unit[WORST_UNITS]; /* numbers of the units, in descending order of error */
     double error[WORST_UNITS];
 };
 
@@ -77,13 +81,19 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
-    int64_t count, at;   /* count: number of tiles of the pass; at: number of tiles that are done */
-    int64_t unit;        /* the unit of the tile that the pass computes now */
-    int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
+    const int64_t *list; /* indices of the tiles of the pass, or numbers of its units; NULL: all tiles */
+    /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
+     * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile */
+    bool by_units;
+    int64_t count, at; /* count: number of tiles or units of the pass; at: number of those that are done */
+    int64_t inner;     /* if the unit is a tile of keys: the number of tiles of queries that are done for it */
+    int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
     /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
     bool converts;
     bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
+    /* true: the variation has the out and lse of the truth (float64 results), which makes a tile of keys little work.
+     * Emulations of tiles of keys always take out and lse from the truth. */
+    bool right_forward;
     /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
     int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
@@ -115,7 +125,7 @@ struct judge {
     int index; /* index of the running pass among the passes of its phase */
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
-    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
+    /* numbers of the units in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
      * computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
@@ -132,9 +142,10 @@ struct judge {
     judge_verdict verdict;
     unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
 
-    int64_t *sample; /* indices of the tiles on which mistakes are tested first */
+    /* indices of the tiles on which mistakes are tested first, or numbers of units if units_are_sampled() */
+    int64_t *sample;
     int64_t sample_count;
-    /* indices of the tiles of `other` on which mistakes are tested first; NULL: all tiles of `other` */
+    /* numbers of the units of `other` on which mistakes are tested first; NULL: all tiles of `other` */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
@@ -152,10 +163,22 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
     return j->given >> id & 1;
 }
 
-/* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL.
- * pass_step() does the work of the next tile, and returns true when the pass has no more tiles. */
+/* pass_begin() begins a pass over the tiles (or units, if units_are_sampled()) list[0] to list[count - 1], or over all
+ * tiles if `list` is NULL. pass_step() does the work of the next tile, and returns true when the pass has no more
+ * tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
+
+/* Functions of pass.c that steps.c calls. They are explained where they are defined. */
+int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h);
+void pass_take_keys(struct judge *j, int64_t b, int64_t hk);
+void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept);
+void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept);
+void pass_settle_head(struct judge *j, const struct tile *t);
+void pass_settle_sums(struct judge *j);
+void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted);
+void pass_convert_rows(struct judge *j, int64_t tile);
+void pass_convert_keys(struct judge *j, int64_t key_tile);
 
 /* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE and PHASE_EMULATE. */
 void verdict_decide(struct judge *j);
@@ -164,8 +187,9 @@ void verdict_decide(struct judge *j);
  * does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample
- * (the tiles on which mistakes are tested first). It returns false if the candidate does not apply to the problem.
- * candidate_end() stores what that pass has found. */
+ * (the tiles on which mistakes are tested first). If units_are_sampled(), the pass always goes over the sample, and
+ * `whole` means that it also goes over tiles of keys that are much work. The function returns false if the candidate
+ * does not apply to the problem, or takes too long. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
@@ -173,6 +197,9 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
  * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
+/* Returns whether a judge with a sample of units could not compare dk and dv with this candidate's, because computing
+ * out and lse of the whole head for it is much work. */
+bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 /* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
@@ -180,16 +207,25 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
- * for the list, all tiles are emulated. units_are_affordable() returns whether the judge could emulate the problem in a
- * few seconds if a device computed its truth. units_add() adds the tiles of a unit to a list that does not have them
- * yet, and returns the list's new length. units_spread() fills a list with the tiles of about `wanted` units that are
- * evenly spread. Lists are sorted by units_sort(), so that the tiles of a head follow each other. */
+ * for the list, all tiles are emulated. units_add() adds a unit to a list that does not have it yet, and returns the
+ * list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries or of keys.
+ * units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(), so that
+ * tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
+enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
-bool units_are_affordable(const attn_problem *p);
 void units_note(struct worst_units *worst, int64_t unit, double error);
-int64_t units_add(const struct frame *f, int64_t unit, int64_t *list, int64_t count);
-int64_t units_spread(const struct frame *f, int64_t wanted, int64_t *list, int64_t count);
+int64_t units_add(int64_t unit, int64_t *list, int64_t count);
+int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t count);
 void units_sort(int64_t *list, int64_t count);
+static inline int64_t units_room(const struct frame *f)
+{
+    return f->count + f->key_count + 1;
+}
+/* Returns the kind of units in which errors of result `which` of frame_tensors[] are noted. */
+static inline enum unit_kind units_kind_of(int which)
+{
+    return which < FRAME_ROW_TENSORS ? UNIT_QUERIES : UNIT_KEYS;
+}
 /* Returns whether the judge tests mistakes on some of the tiles only, because a pass over all tiles takes too long. */
 static inline bool units_are_sampled(const struct judge *j)
 {

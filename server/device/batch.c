@@ -41,7 +41,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
 {
     const char *device = batch->device->info.name;
     metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
-    if (job_part_is_cut(first)) metrics_add(METRIC_DEVICE_PARTS, device, NULL, 1);
+    if (job_part_is_cut(first) && !first->adds) metrics_add(METRIC_DEVICE_PARTS, device, NULL, 1);
     if (first->ran) {
         const char *op = proto_operations[first->job->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);

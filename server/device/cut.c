@@ -14,8 +14,8 @@
  *
  * No number of one head or batch row depends on another, no number of one query of out, lse and dq depends on another,
  * and all parts run the kernel that the whole problem would run. These numbers therefore have the bits of one device.
- * With parts by queries, dk and dv are added up from the parts (sums.c). A device with its own memory gets only what
- * its part reads. Tensors that all parts need, such as lengths, go to each device.
+ * With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its own memory gets only
+ * what its part reads. Tensors that all parts need, such as lengths, go to each device.
  *
  * A problem is not cut, or not in each way, where its answer could differ:
  *
@@ -172,24 +172,31 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
+/* True if each device has enough memory for the sums of a part, if the problem is cut into `count` parts. */
+static bool have_memory(const struct devices *devices, const attn_problem *p, int count)
+{
+    const int64_t bytes = sums_bytes(p, count);
+    for (int i = 0; i < devices->count; i++)
+        if (bytes > devices->device[i]->info.memory_limit / 2) return false;
+    return true;
+}
+
 /* The number of parts stays as it is decided here, even if devices are busy or fail later. The bits of gradients that
  * are added up from parts therefore do not depend on the devices' load. */
-attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
+void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
     const int count = devices->count;
-    if (!takes_long(devices, job) || !has_parts(job)) return ATTN_OK;
+    if (!takes_long(devices, job) || !has_parts(job)) return;
     const attn_problem *const whole = job_problem(job, 0);
-    if (!sums_are_needed(whole) || way_of(whole, count, true) != JOB_BY_QUERIES) return ATTN_OK;
+    if (!sums_are_needed(whole) || way_of(whole, count, true) != JOB_BY_QUERIES) return;
     for (int i = 1; i < count; i++)
-        if (!are_alike(devices->device[0], devices->device[i])) return ATTN_OK;
-    if (divide(whole, JOB_BY_QUERIES, count, ranges) != count ||
+        if (!are_alike(devices->device[0], devices->device[i])) return;
+    if (!have_memory(devices, whole, count) || divide(whole, JOB_BY_QUERIES, count, ranges) != count ||
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
-        return ATTN_OK;
-    const attn_status status = sums_reserve(job, count, err);
-    if (status != ATTN_TOO_LARGE) return status;
-    *err = (attn_error){ 0 };
-    return ATTN_OK;
+        return;
+    job->sum_parts = count;
+    job->kind = 0; /* the job runs in parts, and never in a batch with others */
 }
 
 /* ---- Over which devices? ----------------------------------------------------------------------------------------- */
@@ -206,7 +213,7 @@ static void insert(struct device **over, int count, struct device *device)
 int cut_most_parts(const struct devices *devices, const struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
-    if (job->sums) return job->sum_parts;
+    if (job->sum_parts > 0) return job->sum_parts;
     if (!takes_long(devices, job) || !has_parts(job)) return 1;
     const attn_problem *const whole = job_problem(job, 0);
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
@@ -229,8 +236,7 @@ static int list_devices(const struct devices *devices, struct device *first, con
     return count;
 }
 
-/* Cuts a job whose parts have memory for sums (job->sums). If there are more parts than devices, some devices get
- * several parts. */
+/* Cuts a job that has sum_parts parts. If there are more parts than devices, some devices get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -248,7 +254,7 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
     if (cut_most_parts(devices, job) == 1) return 1;
     const attn_problem *const whole = job_problem(job, 0);
     const int able = list_devices(devices, first, job, now_ns, over);
-    if (job->sums) return cut_with_sums(job, able, over);
+    if (job->sum_parts > 0) return cut_with_sums(job, able, over);
     const enum job_way way = way_of(whole, able, false);
     const int count = divide(whole, way, able, ranges);
     if (count < 2) return 1;

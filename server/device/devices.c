@@ -431,7 +431,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 {
     (void)devices;
     assert(batch->count > 0 && batch->device == NULL);
-    assert(batch->adopted || !is_full(device));
+    assert(batch->adopted || batch_adds(batch) || !is_full(device));
     batch->device = device;
     batch->left_ns = clock_ns();
     batch->previous = NULL;

@@ -63,6 +63,12 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
+/* True if the batch is one part that adds up a share of gradients (struct job_part, adds). */
+static inline bool batch_adds(const struct batch *batch)
+{
+    return batch->parts[0]->adds;
+}
+
 /* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts; if one
  * part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
@@ -131,18 +137,17 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
-/* Reserves memory for a job that will be cut by queries and has gradients that are sums over queries (job.h, `sums`).
- * Other jobs need none. Call this once, after prepare_job(), on the thread that owns the job. Errors: BUSY and QUOTA,
- * as in staging_lease(). A job is not cut by queries if its sums take more than half of what the job's tensors leave of
- * the caller's share of staging memory. */
-attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
+/* Decides whether the job will be cut by queries into parts whose gradients are added up, and sets sum_parts. Call this
+ * once, after prepare_job(), on the thread that owns the job. A job is not cut in this way if its sums would take more
+ * than half of a device's memory. */
+void cut_prepare(const struct devices *devices, struct job *job);
 
-/* Functions for the gradients that are sums over queries, when all parts of their job have run. sums_elements()
- * returns the number of elements of these gradients. sums_add() computes elements `first` to end - 1 from the sums
- * of the parts. Any thread may call the functions, and several threads may compute different elements at the same
- * time. */
-int64_t sums_elements(const struct job *job);
-void sums_add(const struct job *job, int64_t first, int64_t end);
+/* Functions for the gradients that are sums over queries. sums_begin(): call it when all parts of a job have run. True:
+ * each part must leave once more, for its device part->sums_on, to add up a share of the gradients. False: the job has
+ * no such gradients, or they are added up already, or a device was lost with its part of them; the part then has the
+ * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device. */
+bool sums_begin(struct job *job);
+void sums_free(struct job *job);
 
 /* Returns the device with the least work among those that may have room for a batch. Among devices with equal work,
  * it is the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
@@ -156,7 +161,7 @@ int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
  * --split-above-ms. The parts go to all devices that have room for the job and compute results that are equal to the
  * bit (cut.c). Returns the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A
- * device may get several parts of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0:
+ * device may get several parts of a job whose gradients are added up from parts (sums.c). 1: the job was not cut. 0:
  * there is no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
@@ -169,6 +174,7 @@ void cut_join_truths(struct job *job);
  * time, and until then more jobs may join the second batch. *wait_ns becomes the time for which the second batch may
  * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
+/* The device must have room for the batch, unless the batch adds up gradients (batch_adds()). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has put the job on the device already, so the batch needs no free
  * slot. */

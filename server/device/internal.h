@@ -225,7 +225,7 @@ attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct 
 /* True if the tensor is read or written when the problem runs. */
 bool parts_use(const attn_problem *p, int id);
 /* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
-attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
+attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
 /* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of the part's results to the
  * host. `there` is the part's problem on the device. */
@@ -235,14 +235,18 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */
 
 /* True if some outputs of the problem are sums over its queries. If the problem's job is cut by queries, each part
- * needs memory for its own sums. */
+ * needs memory on its device for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves memory for the gradients that the job's `count` parts compute as sums, and sets sum_parts. Errors: those of
- * staging_lease(), and TOO_LARGE if the sums take more than half of what the job's tensors leave of the caller's share
- * of staging memory. */
-attn_status sums_reserve(struct job *job, int count, attn_error *err);
-/* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
-void sums_place(const struct job_part *part, attn_problem *problem);
+/* Returns the bytes of device memory that each part needs for its sums, if the problem is cut into `parts` parts. */
+int64_t sums_bytes(const attn_problem *p, int parts);
+/* Allocates the part's memory for sums on the device, and lets those outputs of the part's problem lie in it that are
+ * sums over queries. Does nothing if the part's job has none. */
+attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
+/* Frees this memory; does nothing if there is none. No other part may be reading it. */
+void sums_drop(struct job_part *part);
+/* Puts on the stream, which belongs to the part's device: copies of the part's share from the other devices, the sums,
+ * and copies of the results to the host. Puts the marks 0 to 3 before, between and after them. */
+attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, as parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);
 

@@ -3,7 +3,7 @@
  * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
  * new memory for each tensor of the part. What the part has of a tensor are rows of the whole tensor, at equal
  * distances, so one call of attn_copy_rows() copies them all. A tensor of which each part needs all numbers is copied
- * as a whole. Gradients that are sums over the queries are copied to memory of the part's own (sums.c). */
+ * as a whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -22,12 +22,17 @@ bool parts_use(const attn_problem *p, int id)
 
 static attn_problem part_of(const struct job_part *part)
 {
-    attn_problem p = parts_of(job_problem(part->job, 0), part->way, &part->range);
-    if (part->way == JOB_BY_QUERIES) sums_place(part, &p);
-    return p;
+    return parts_of(job_problem(part->job, 0), part->way, &part->range);
 }
 
-attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
+/* True if the device of a part has a copy of this tensor of the part, in memory that parts_take() allocates. */
+static bool has_copy(const struct job_part *part, const attn_problem *problem, int id)
+{
+    const bool sum = part->way == JOB_BY_QUERIES && attn_is_sum_of_queries(problem, (attn_tensor_id)id);
+    return parts_use(problem, id) && !sum;
+}
+
+attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err)
 {
     size_t bytes = 0;
@@ -35,21 +40,19 @@ attn_status parts_take(struct device *device, struct slot *slot, const struct jo
     *problem = part_of(part);
     if (device->info.unified) return ATTN_OK;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (parts_use(problem, id)) bytes += lines_of(&problem->tensor[id]);
+        if (has_copy(part, problem, id)) bytes += lines_of(&problem->tensor[id]);
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
     problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part leaves it out */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
-        if (!parts_use(problem, id)) {
-            t->rank = 0; /* the device has no copy of this tensor */
-            continue;
-        }
+        if (!parts_use(problem, id)) t->rank = 0; /* the device has no copy of this tensor */
+        if (!has_copy(part, problem, id)) continue;
         *t = attn_tensor_make(at, t->dtype, t->rank, t->shape);
         at += lines_of(t);
     }
-    return ATTN_OK;
+    return sums_take(device, part, problem, err);
 }
 
 /* Describes the copy of a tensor between `host`, a view of some rows of `whole`, and `there`, which is contiguous. */
@@ -75,10 +78,8 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
     const attn_problem host = part_of(part);
     attn_status status = ATTN_OK;
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++) {
-        if (!parts_use(&host, id) || attn_writes(&host, (attn_tensor_id)id) != out) continue;
-        const bool own = part->way == JOB_BY_QUERIES && attn_is_sum_of_queries(whole, (attn_tensor_id)id);
-        const attn_tensor *const all = own ? &host.tensor[id] : &whole->tensor[id];
-        const attn_rows rows = rows_of(all, &host.tensor[id], &there->tensor[id], out);
+        if (!has_copy(part, &host, id) || attn_writes(&host, (attn_tensor_id)id) != out) continue;
+        const attn_rows rows = rows_of(&whole->tensor[id], &host.tensor[id], &there->tensor[id], out);
         status = attn_copy_rows(slot->stream, &rows, out ? ATTN_FROM_DEVICE : ATTN_TO_DEVICE, err);
     }
     return status;

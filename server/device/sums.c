@@ -1,101 +1,83 @@
 /* sums.c: the gradients that are sums over all queries, such as dk and dv, of a job that is cut by queries.
  *
- *     part 0: dk of its queries      dv      |  part 1: dk  dv  |  ...  |  rounded dk, dv
- *     float32, each tensor at a multiple of MERGE_LINE bytes            |  only for outputs in clients' pinned memory
+ *     device 0   sums over the queries of part 0:  [ share 0 | share 1 | share 2 ]     + --> share 0 of dk --> host
+ *     device 1   sums over the queries of part 1:  [ share 0 | share 1 | share 2 ]     + --> share 1 of dk --> host
+ *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
- * Each part computes these gradients of its own queries in float32, and they are copied to the job's memory for sums.
- * When all parts are back, the sums of the parts are added in the order of the parts, in float32, and rounded once to
- * the dtype of the result. Which queries a part has depends on the problem and on the number of devices of the server,
- * and not on the devices' load. The same request therefore gets the same bits each time.
+ * Each part of the job computes these gradients over its own queries, in float32, in memory of its device that stays
+ * until the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one
+ * share of the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the
+ * order of the parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied
+ * to the host. All devices copy and add at the same time.
  *
- * A client may truncate a shared object while its pages are pinned, and the CPU's write there would raise SIGBUS. Sums
- * that a client wants in pinned memory are therefore written to the job's memory, and copied like results in memory
- * that is not pinned. */
+ * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
+ * load. The same request therefore gets the same bits each time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
-#include <math.h>
 
-#include "kernels/dtype.h"
-#include "server/base/caller.h"
-#include "server/regions/regions.h"
+/* A share begins at a multiple of this many elements, so that its address is a multiple of 16 bytes in each dtype. */
+enum { SHARE_UNIT = 64 };
 
-/* Returns the tensor in which a part of a job sums up an output over its own queries. */
+static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
+
+/* One output that is a sum over queries, and its places in the memory that a part has for sums. Places are offsets in
+ * bytes. */
+struct output {
+    int id; /* number of the tensor in the problem */
+    int64_t elements;
+    size_t own;      /* float32: the output over the part's own queries */
+    size_t received; /* float32: the part's share of the numbers of each other part, slot_bytes each */
+    size_t slot_bytes;
+    size_t result; /* the part's share of the output */
+    size_t end;    /* end of all these places; the next output's places begin here */
+};
+
+/* Returns the tensor in which a part sums up an output over its own queries. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Returns the bytes of one part's sums; 0: no output of the problem is a sum over queries. */
-static size_t part_bytes(const attn_problem *p)
+/* Finds the next output of a problem that is a sum over queries, if the problem is cut into `parts` parts. Begin with
+ * { .id = -1 }. False: there is none. */
+static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
-    size_t bytes = 0;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (attn_is_sum_of_queries(p, (attn_tensor_id)id)) {
-            const attn_tensor sums = partial_of(&p->tensor[id], NULL);
-            bytes += lines_of(&sums);
-        }
-    return bytes;
+    do o->id++;
+    while (o->id < ATTN_TENSOR_COUNT && !attn_is_sum_of_queries(p, (attn_tensor_id)o->id));
+    if (o->id == ATTN_TENSOR_COUNT) return false;
+    const attn_tensor *const result = &p->tensor[o->id];
+    /* attn_shape_elements() cannot fail here, because the tensor was checked before */
+    (void)attn_shape_elements(result->rank, result->shape, &o->elements);
+    const attn_tensor own = partial_of(result, NULL);
+    /* no share has more elements */
+    const int64_t most = o->elements / parts + SHARE_UNIT;
+    const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
+    o->own = o->end;
+    o->received = o->own + lines_of(&own);
+    o->slot_bytes = lines_of(&slot);
+    o->result = o->received + (size_t)(parts - 1) * o->slot_bytes;
+    o->end = o->result + o->slot_bytes;
+    return true;
+}
+
+/* Returns the number of the first element of a part's share. Share number `parts` begins behind the last element. */
+static int64_t share_begin(const struct output *o, int parts, int number)
+{
+    return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;
 }
 
 bool sums_are_needed(const attn_problem *p)
 {
-    return part_bytes(p) > 0;
+    struct output o = { .id = -1 };
+    return next_output(p, 1, &o);
 }
 
-/* True if the CPU may not write this output, because it lies in a client's pinned memory. */
-static bool is_pinned_sum(const struct job *job, const struct region_use *use)
+int64_t sums_bytes(const attn_problem *p, int parts)
 {
-    return use->output && use->pinned && attn_is_sum_of_queries(job_problem(job, 0), use->id);
-}
-
-/* Returns how many bytes a job may use for the sums of its parts: half of what the job's tensors leave of the caller's
- * share of staging memory. Without this limit, one request could need more memory than its caller can ever get. */
-static size_t most_bytes(const struct job *job)
-{
-    const int64_t share = caller_share(job->caller, staging_limit_bytes(job->staging)),
-                  left = share - (int64_t)job->tensor_bytes;
-    return left > 0 ? (size_t)left / 2 : 0;
-}
-
-attn_status sums_reserve(struct job *job, int count, attn_error *err)
-{
-    attn_problem *const p = job_problem(job, 0);
-    struct region_uses *const uses = job->shared;
-    size_t bytes = (size_t)count * part_bytes(p);
-    char *at;
-    assert(job->sums == NULL && bytes > 0);
-    for (int i = 0; uses && i < uses->count; i++)
-        if (is_pinned_sum(job, &uses->list[i])) bytes += lines_of(&p->tensor[uses->list[i].id]);
-    if (bytes > most_bytes(job))
-        return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of sums are needed, too many for --staging-bytes",
-                         bytes);
-    const attn_status status = staging_lease(job->staging, job->caller, bytes, &job->sums, err);
-    if (status != ATTN_OK) return status;
-    at = (char *)job->sums->memory + (size_t)count * part_bytes(p);
-    for (int i = 0; uses && i < uses->count; i++) {
-        struct region_use *const use = &uses->list[i];
-        if (!is_pinned_sum(job, use)) continue;
-        use->pinned = NULL;
-        use->memory = p->tensor[use->id].data = at;
-        at += lines_of(&p->tensor[use->id]);
-    }
-    job->sum_parts = count;
-    job->tensor_bytes += job->sums->bytes;
-    job->kind = 0; /* the job runs in parts, and never in a batch with others */
-    return ATTN_OK;
-}
-
-void sums_place(const struct job_part *part, attn_problem *problem)
-{
-    const attn_problem *const whole = job_problem(part->job, 0);
-    if (part->job->sums == NULL) return;
-    char *at = (char *)part->job->sums->memory + (size_t)part->number * part_bytes(whole);
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!attn_is_sum_of_queries(whole, (attn_tensor_id)id)) continue;
-        problem->tensor[id] = partial_of(&whole->tensor[id], at);
-        at += lines_of(&problem->tensor[id]);
-    }
+    struct output o = { .id = -1 };
+    while (next_output(p, parts, &o)) continue;
+    return (int64_t)o.end;
 }
 
 void sums_as_float(attn_problem *problem)
@@ -104,106 +86,118 @@ void sums_as_float(attn_problem *problem)
         if (attn_is_sum_of_queries(problem, (attn_tensor_id)id)) problem->tensor[id].dtype = ATTN_F32;
 }
 
-static int64_t elements_of(const attn_tensor *t)
+/* ---- A part's own queries ---------------------------------------------------------------------------------------- */
+
+attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err)
 {
-    int64_t elements = 0;
-    /* attn_shape_elements() cannot fail here, because the tensor was checked before */
-    (void)attn_shape_elements(t->rank, t->shape, &elements);
-    return elements;
+    const attn_problem *const whole = job_problem(part->job, 0);
+    const int parts = part->job->sum_parts;
+    struct output o = { .id = -1 };
+    if (parts == 0) return ATTN_OK;
+    assert(part->sums == NULL);
+    const attn_status status = attn_device_alloc(device->handle, (size_t)sums_bytes(whole, parts), &part->sums, err);
+    if (status != ATTN_OK) return status;
+    part->sums_on = device;
+    while (next_output(whole, parts, &o))
+        problem->tensor[o.id] = partial_of(&whole->tensor[o.id], (char *)part->sums + o.own);
+    return ATTN_OK;
 }
 
-int64_t sums_elements(const struct job *job)
+void sums_drop(struct job_part *part)
 {
-    const attn_problem *const p = job_problem(job, 0);
-    int64_t elements = 0;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (attn_is_sum_of_queries(p, (attn_tensor_id)id)) elements += elements_of(&p->tensor[id]);
-    return elements;
+    if (part->sums) attn_device_free(part->sums_on->handle, part->sums);
+    part->sums = NULL;
 }
 
-/* Elements that are added at a time. Loops with this constant count become vector instructions. */
-enum { BLOCK = 1024 };
-
-static void add_block(float *restrict sums, const float *restrict more)
+void sums_free(struct job *job)
 {
-    for (int n = 0; n < BLOCK; n++) sums[n] += more[n];
+    for (struct job_part *part = &job->part; part; part = part->next) sums_drop(part);
 }
 
-/* Rounds as attn_bf16_from_f32() does, without a branch. */
-static void round_bf16(uint16_t *restrict to, const float *restrict sums)
+/* ---- Adding up --------------------------------------------------------------------------------------------------- */
+
+bool sums_begin(struct job *job)
 {
-    for (int n = 0; n < BLOCK; n++) {
-        const uint32_t bits = attn_f32_bits(sums[n]), nan = 0x7fc0u | (bits >> 16 & 0x8000u);
-        const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-        to[n] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    if (job->sum_parts == 0 || job->part.adds) return false;
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (!part->sums_on->disabled) continue;
+        part->ran = false;
+        attn_fail(&part->error, ATTN_DEVICE_LOST, NULL, "%s was lost with a part of the gradients",
+                  part->sums_on->info.name);
+        return false;
     }
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        part->adds = true;
+        part->left = part->ran = false;
+        part->device = part->sums_on->number;
+    }
+    return true;
 }
 
-/* Rounds as attn_f16_from_f32() does, to the nearest number and in a tie to the even one, without a branch. The sign is
- * put back at the end. */
-static void round_f16(uint16_t *restrict to, const float *restrict sums)
+/* Returns the address, in memory of the device of `own`, of the numbers of part `other` that belong to the share of
+ * `own`, which begins with element `first`. The numbers of another device's part are copied to this address. */
+static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
-    const uint32_t infinity = 0x7f800000u;
-    /* float32 bits of 65536, the first number that is too large, and of 2^-14, the smallest normal number of float16 */
-    const uint32_t too_large = 0x47800000u, normal = 0x38800000u;
-    for (int n = 0; n < BLOCK; n++) {
-        const uint32_t bits = attn_f32_bits(sums[n]), size = bits & 0x7fffffffu;
-        /* Adding 0.5 rounds a small number to a multiple of 2^-24: that is the worth of the last bit of a float32
-         * number from 0.5 to 1, and the distance of float16's subnormal numbers. */
-        const uint32_t small = attn_f32_bits(fabsf(sums[n]) + 0.5f) - 0x3f000000u;
-        /* The exponent's bias changes from 127 to 15. A carry of the rounding may reach the exponent. */
-        const uint32_t usual = (size - (112u << 23) + 0xfffu + (size >> 13 & 1)) >> 13;
-        const uint32_t finite = size < normal ? small : usual;
-        const uint32_t code = size >= too_large ? 0x7c00u : finite;
-        to[n] = (uint16_t)(size > infinity ? 0x7e00u : code | (bits >> 16 & 0x8000u));
-    }
+    if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
+    const int slot = other->number - (other->number > own->number);
+    return (char *)own->sums + o->received + (size_t)slot * o->slot_bytes;
 }
 
-/* Rounds `count` sums, at most BLOCK, to the result's dtype and writes them to the result from element `at` on. `sums`
- * has room for BLOCK elements. */
-static void store(const attn_tensor *t, int64_t at, const float *sums, int count)
+static const struct job_part *next_around(const struct job_part *part)
 {
-    uint16_t rounded[BLOCK];
-    if (t->dtype == ATTN_F32) {
-        memcpy((float *)t->data + at, sums, (size_t)count * sizeof *sums);
-        return;
-    }
-    if (t->dtype == ATTN_BF16) round_bf16(rounded, sums);
-    else round_f16(rounded, sums);
-    memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
+    return part->next ? part->next : &part->job->part;
 }
 
-/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: the first part's sums for this
- * output. */
-static void add(const attn_tensor *result, const char *memory, size_t part_bytes, int parts, int64_t at, int64_t end)
+/* Puts copies of the part's share of an output from all other devices on the stream. They begin with the device of the
+ * next part, so that no two devices copy from the same device at first. */
+static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
+                               int64_t end, attn_error *err)
 {
-    float sums[BLOCK] = { 0 }, last[BLOCK] = { 0 };
-    for (; at < end; at += BLOCK) {
-        const int count = end - at < BLOCK ? (int)(end - at) : BLOCK;
-        memcpy(sums, (const float *)memory + at, (size_t)count * sizeof *sums);
-        for (int part = 1; part < parts; part++) {
-            const float *const more = (const float *)(memory + (size_t)part * part_bytes) + at;
-            if (count < BLOCK) memcpy(last, more, (size_t)count * sizeof *last);
-            add_block(sums, count < BLOCK ? last : more);
-        }
-        store(result, at, sums, count);
-    }
+    attn_status status = ATTN_OK;
+    for (const struct job_part *other = next_around(own); other != own && status == ATTN_OK; other = next_around(other))
+        if (other->sums_on != own->sums_on)
+            status = attn_copy_peer(stream, numbers_of(o, own, other, first), other->sums_on->handle,
+                                    (char *)other->sums + o->own + (size_t)first * sizeof(float),
+                                    (size_t)(end - first) * sizeof(float), err);
+    return status;
 }
 
-void sums_add(const struct job *job, int64_t first, int64_t end)
+static attn_status add_share(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
+                             int64_t end, attn_error *err)
 {
-    const attn_problem *const p = job_problem(job, 0);
-    const char *memory = job->sums->memory;
-    int64_t before = 0; /* number of elements of all outputs in front of the present output */
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *const t = &p->tensor[id];
-        if (!attn_is_sum_of_queries(p, (attn_tensor_id)id)) continue;
-        const attn_tensor sums = partial_of(t, NULL);
-        const int64_t elements = elements_of(t);
-        const int64_t from = first > before ? first - before : 0,
-                      to = end - before < elements ? end - before : elements;
-        if (from < to) add(t, memory, part_bytes(p), job->sum_parts, from, to);
-        memory += lines_of(&sums);
-        before += elements;
+    const struct job *const job = own->job;
+    attn_sum sum = { .to = (char *)own->sums + o->result,
+                     .dtype = job_problem(job, 0)->tensor[o->id].dtype,
+                     .count = job->sum_parts,
+                     .elements = end - first };
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        sum.parts[part->number] = (const float *)numbers_of(o, own, part, first);
+    return attn_sum_parts(stream, &sum, err);
+}
+
+static attn_status copy_out(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
+                            int64_t end, attn_error *err)
+{
+    const attn_tensor *const result = &job_problem(own->job, 0)->tensor[o->id];
+    const size_t bytes = attn_dtype_bytes(result->dtype);
+    return attn_copy(stream, (char *)result->data + (size_t)first * bytes, (char *)own->sums + o->result,
+                     (size_t)(end - first) * bytes, ATTN_FROM_DEVICE, err);
+}
+
+attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err)
+{
+    typedef attn_status step(attn_stream *, const struct job_part *, const struct output *, int64_t, int64_t,
+                             attn_error *);
+    static step *const steps[] = { copy_shares, add_share, copy_out };
+    const attn_problem *const whole = job_problem(part->job, 0);
+    const int parts = part->job->sum_parts;
+    attn_status status = attn_stream_mark(stream, 0, err);
+    for (int n = 0; n < 3 && status == ATTN_OK; n++) {
+        struct output o = { .id = -1 };
+        while (status == ATTN_OK && next_output(whole, parts, &o))
+            status = steps[n](stream, part, &o, share_begin(&o, parts, part->number),
+                              share_begin(&o, parts, part->number + 1), err);
+        if (status == ATTN_OK) status = attn_stream_mark(stream, n + 1, err);
     }
+    return status;
 }

@@ -99,7 +99,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
 {
     int count = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job_part *const part = slot->batch->parts[j];
+        struct job_part *const part = slot->batch->parts[j];
         const struct job *job = part->job;
         slot->problem[j] = count;
         if (job_part_is_cut(part)) {
@@ -310,6 +310,18 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
+/* Puts the work of a part that adds up gradients (sums.c) on the stream. */
+static attn_status launch_sums(struct slot *slot, attn_error *err)
+{
+    slot->count = slot->launched = 0;
+    slot->step = slot->first_step = 0;
+    slot->piece_ns = slot->began_ns = clock_ns();
+    (void)attn_stream_left_rows(slot->stream); /* clears the list, which a failed batch may have left */
+    const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
+    slot->launched_ns = clock_ns();
+    return status;
+}
+
 /* Puts the whole batch, or its first group of problems, on the stream. After an error a part of the batch may be on the
  * stream. The caller must then wait for that part before it frees memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
@@ -318,6 +330,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     attn_status status = ATTN_OK;
     int count = 0;
 
+    if (batch_adds(batch)) return launch_sums(slot, err);
     for (int j = 0; j < batch->count; j++) count += batch_job(batch, j)->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
@@ -377,6 +390,13 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
+/* Frees what a failed batch has computed of gradients that are sums over queries. While parts add up these gradients,
+ * other devices may still read them, so they stay until the loop frees them. */
+static void drop_sums(const struct batch *batch)
+{
+    for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
+}
+
 /* Ends a batch, failed or not: frees its device memory and reports it to the loop. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
@@ -395,6 +415,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
         batch->parts[j]->ran = status == ATTN_OK;
         if (status != ATTN_OK) batch->parts[j]->error = *err;
     }
+    if (status != ATTN_OK) drop_sums(batch);
     memory_drop_mirrors(device, slot);
     if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
         memory_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
@@ -456,6 +477,7 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
         status = ATTN_DEVICE_LOST;
         *err = late;
     }
+    drop_sums(slot->batch);
     memory_drop_mirrors(device, slot);
     return status;
 }
@@ -588,12 +610,23 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
     return wait_ns <= 0;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A held batch (one that lacked memory) comes
- * first, because otherwise small batches behind it would always take the memory that it needs. Otherwise the next
- * batch belongs to the flow with the fewest batches on slots. Call this with the lock held. */
+/* Returns the next batch that adds up gradients, or NULL. */
+static struct batch *next_sums(const struct device *device)
+{
+    for (struct message *message = device->first; message; message = message->next)
+        if (batch_adds((struct batch *)message)) return (struct batch *)message; /* see next_batch() for the cast */
+    return NULL;
+}
+
+/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
+ * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
+ * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
+ * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
+    struct batch *const sums = next_sums(device);
     *until_ns = NEVER;
+    if (sums) return sums;
     if (device->held) return device->held_may_run ? device->held : NULL;
     if (device->first == NULL) return NULL;
     const int64_t now_ns = clock_ns();

@@ -167,8 +167,8 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (request->job->shared) request->job->part.device = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_capabilities(server->devices), devices_largest(server->devices), err);
-    if (status == ATTN_OK) status = cut_reserve(server->devices, request->job, err);
-    if (status != ATTN_OK) proto_call_locate(call, err);
+    if (status == ATTN_OK) cut_prepare(server->devices, request->job);
+    else proto_call_locate(call, err);
     return status;
 }
 

@@ -119,6 +119,7 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     for (int i = 0; i < count; i++) {
         struct job_part *const part = job_part_leaves(job_part_for(jobs[i], device_number(device)), batch);
         batch->parts[i] = part;
+        if (part->adds) continue; /* adding up is short, and has no operations that are counted */
         batch->flops += jobs[i]->flops * part->range.share;
         batch->bytes += jobs[i]->bytes * part->range.share;
         batch->seconds += jobs[i]->seconds * part->range.share;
@@ -366,6 +367,20 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
+/* If all parts of a job ran and have gradients that are sums over queries, sends the parts once more, to add these
+ * gradients up. True: a part has left, so the job is not over. */
+static bool add_up(struct loop *loop, struct job *job)
+{
+    if (!job_ran(job) || !sums_begin(job)) return false;
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (send_batch(loop, part->sums_on, &job, 1)) continue;
+        attn_fail(&part->error, ATTN_NO_MEMORY, NULL, "no memory for a batch");
+        cancel_other_parts(job);
+        break;
+    }
+    return job->parts_out > 0;
+}
+
 /* Queues a job again whose parts ran on devices that were lost, so that the other devices compute it. False: no other
  * device is usable, or the queue is full; the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
@@ -399,7 +414,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     /* If a batch fails, all its parts fail with the same error, so looking at the first part is enough. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
-    if (batch->waiting > 0)
+    if (batch->waiting > 0 && !batch_adds(batch))
         queue_learn(&server->queue, batch->count,
                     (double)(batch->ended_ns - batch->started_ns) / 1e9 / batch->parts[0]->range.share);
     for (int i = 0; i < batch->count; i++) {
@@ -411,10 +426,15 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        if (part->ran) batch_note_times(batch, job);
-        else cancel_other_parts(job);
-        /* The job is over when the last of its parts is back. */
-        if (--job->parts_out > 0 || (waited && compute_again(loop, job))) {
+        if (!part->ran) cancel_other_parts(job);
+        else if (!part->adds) batch_note_times(batch, job);
+        /* The job is over when the last of its parts is back, and the parts have added up what must be added up. */
+        if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
+            job_release(job);
+            continue;
+        }
+        sums_free(job);
+        if (waited && compute_again(loop, job)) {
             job_release(job);
             continue;
         }

@@ -1,6 +1,5 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it adds up the gradients
- * of parts, judges results, verifies rows, counts pairs of a query and a key, writes shared memory and measures text.
- * See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results,
+ * verifies rows, counts pairs of a query and a key, writes shared memory and measures text. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -15,7 +14,7 @@
 
 bool finish_is_wanted(const struct job *job)
 {
-    return job->sums || job->wants_judge || job->wants_verify || job->wants_count || job->wants_measure ||
+    return job->wants_judge || job->wants_verify || job->wants_count || job->wants_measure ||
            (job->shared && job->shared->writes);
 }
 
@@ -201,59 +200,9 @@ static void run_piece(struct piece *piece)
     while (!finishing->complete && clock_ns() < until_ns);
 }
 
-static void sum_piece(struct piece *piece)
-{
-    enum { STEP = 1 << 16 };
-    struct summing *const summing = (struct summing *)piece; /* a valid cast: `piece` is the struct's first member */
-    const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
-    request_set_role(ROLE_DEVICE);
-    do {
-        const int64_t end = summing->end - summing->at < STEP ? summing->end : summing->at + STEP;
-        sums_add(summing->finishing->job, summing->at, end);
-        summing->at = end;
-    } while (summing->at < summing->end && clock_ns() < until_ns);
-}
-
-/* Runs when a share of the gradients, or a piece of the share, was added up. After the last share, the rest of the
- * finishing work (such as verification) begins. */
-static void after_sum(struct piece *piece)
-{
-    struct summing *const summing = (struct summing *)piece;
-    struct finishing *const finishing = summing->finishing;
-    if (summing->at < summing->end && !finishing->cancelled) {
-        pieces_add(piece->pieces, piece);
-        return;
-    }
-    if (--finishing->summing_left > 0) return;
-    if (finishing->cancelled) finishing->done(finishing->context, finishing);
-    else pieces_add(piece->pieces, &finishing->piece);
-}
-
-static void start_sums(struct finishing *finishing, struct pieces *pieces)
-{
-    const int64_t elements = sums_elements(finishing->job);
-    finishing->summing_left = FINISH_SUMS;
-    for (int n = 0; n < FINISH_SUMS; n++) {
-        struct summing *const summing = &finishing->summing[n];
-        *summing = (struct summing){ .piece = finishing->piece, .finishing = finishing };
-        summing->piece.run = sum_piece;
-        summing->piece.after = after_sum;
-        summing->at = elements * n / FINISH_SUMS;
-        summing->end = elements * (n + 1) / FINISH_SUMS;
-        pieces_add(pieces, &summing->piece);
-    }
-}
-
 static void after_piece(struct piece *piece)
 {
     struct finishing *finishing = (struct finishing *)piece;
-    struct job *const job = finishing->job;
-    if (finishing->complete) {
-        /* The memory of the sums is released only now, because sums.c wrote some sums from it to clients' regions
-         * until now. */
-        staging_release(job->staging, job->sums);
-        job->sums = NULL;
-    }
     assert(!finishing->complete || (finishing->verifier == NULL && finishing->counter == NULL));
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
     else pieces_add(piece->pieces, piece);
@@ -263,6 +212,5 @@ void finish_start(struct finishing *finishing, struct pieces *pieces)
 {
     finishing->piece =
         (struct piece){ .flow = finishing->job->flow, .work = FLOW_FINISH, .run = run_piece, .after = after_piece };
-    if (finishing->job->sums) start_sums(finishing, pieces);
-    else pieces_add(pieces, &finishing->piece);
+    pieces_add(pieces, &finishing->piece);
 }

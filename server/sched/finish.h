@@ -1,7 +1,6 @@
-/* finish.h: work between a job's run on a device and its answer. Gradients of a job that was cut by queries are added
- * up from the job's parts (device/sums.c). Results are judged (a check), rows are recomputed in float64 (`verify`),
- * outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers
- * (`encoding`: array) is measured, because an answer's length is sent before its text.
+/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in
+ * float64 (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of
+ * many numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -23,20 +22,9 @@ struct judging {
 
 struct finishing;
 
-/* A share of the elements of a job's gradients that are added up over the job's parts. Several threads work on the
- * shares at the same time, before all other finishing work. */
-enum { FINISH_SUMS = PIECES_AT_ONCE };
-struct summing {
-    struct piece piece;
-    struct finishing *finishing;
-    int64_t at, end; /* elements `at` to end - 1 are not added up yet */
-};
-
 struct finishing {
     struct piece piece;
-    struct summing summing[FINISH_SUMS];
-    int summing_left; /* number of shares of the gradients that are not added up yet; only the loop uses this member */
-    struct job *job;  /* the job, to which the finishing work holds a reference */
+    struct job *job; /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* true: the loop has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);

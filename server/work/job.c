@@ -79,7 +79,7 @@ bool job_cut(struct job *job, enum job_way way, int count, const struct job_rang
 
 void job_join(struct job *job)
 {
-    assert(job->parts_out == 0);
+    assert(job->parts_out == 0 && job->part.sums == NULL);
     free(job->more_parts);
     job->more_parts = NULL;
     job->part = (struct job_part){ .job = job, .device = -1, .range.share = 1 };
@@ -132,14 +132,13 @@ void job_release_memory(struct job *job)
     staging_release(job->staging, job->inputs);
     staging_release(job->staging, job->spare);
     staging_release(job->staging, job->tables);
-    staging_release(job->staging, job->sums);
-    job->inputs = job->spare = job->tables = job->sums = NULL;
+    job->inputs = job->spare = job->tables = NULL;
 }
 
 void job_release(struct job *job)
 {
     if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
-    assert(!job->holds_contexts && job->context_count == 0);
+    assert(!job->holds_contexts && job->context_count == 0 && job->part.sums == NULL);
     assert(job->parts_out == 0 && job->finishing == NULL && job->in_queue.next == NULL &&
            job->in_queue.previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);

@@ -20,6 +20,7 @@
 
 struct batch;
 struct caller;
+struct device;
 struct finishing;
 struct flow;
 struct inline_slot;
@@ -70,7 +71,8 @@ struct job_range {
  * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
  * so all parts of a job leave at the same time.
  *
- * 1. A part leaves once, for a device that can compute it.
+ * 1. A part leaves once, for a device that can compute it. If the job has gradients that are sums over queries, the
+ *    part leaves once more when all parts are back, for the same device, to add up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
  * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
  *    CANCELLED: when one part fails, the server cancels the others. */
@@ -81,17 +83,24 @@ struct job_part {
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
+    /* true: the part has computed its own queries, and leaves, or has left, to add up a share of the gradients that are
+     * sums over all queries */
+    bool adds;
 
     /* Only the loop's thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
+    struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
     bool left;           /* true: the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
-    bool ran;           /* true: the kernels ran and did not fail */
-    attn_error error;   /* the reason why the part did not run */
+    bool ran;         /* true: the kernels ran and did not fail */
+    attn_error error; /* the reason why the part did not run */
+    /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
+     * NULL: none */
+    void *sums;
+    struct device *sums_on;
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
@@ -112,10 +121,9 @@ struct job {
     /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
      * `spare`: a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* For a job that is cut by queries and has gradients that are sums over queries: memory for the sums of each part
-     * (device/sums.c). NULL: the job has no such gradients, or is not cut by queries. */
-    struct staging_block *sums;
-    int sum_parts; /* number of parts for which `sums` has memory; the job is cut into exactly this many parts */
+    /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
+     * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
+    int sum_parts;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
     /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the

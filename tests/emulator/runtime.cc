@@ -173,6 +173,21 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
         cudaMemcpyAsync((char *)to + n * to_pitch, (const char *)from + n * from_pitch, width, kind, stream);
     return cudaSuccess;
 }
+
+/* The emulator has one device, so these three functions are never called. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int, int)
+{
+    return *can = 0, cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned)
+{
+    return last = cudaErrorInvalidDevice;
+}
+cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t)
+{
+    return last = cudaErrorInvalidDevice;
+}
+
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 {
     if (bytes) emu::check_global(to, bytes, 1, "cudaMemsetAsync");

@@ -150,7 +150,7 @@ def main():
                     far = distance(tensors.numbers(n), sums.setdefault(n, tensors.numbers(n)))
                     equal &= bool(far <= FAR)
                     if n in added:
-                        print(f'         {n}: a sum of parts, {far:.2g} from that of the first list')
+                        print(f'         {n}: a sum of parts, {far:.2g} from that of the first list   bits {tensors.digest([n])[:12]}')
                 k, w = statistics.median(kernels[1:]), statistics.median(whole[1:])
                 k1, w1 = first.setdefault(op, (k, w))
                 print(f'{op:8s} --devices {devices:8s} {facts["backend"]:28s} kernels {k:9.2f} ms ({k1 / k:5.2f} times)   request {w:9.2f} ms ({w1 / w:5.2f} times)   bits {digest[:12]}', flush=True)

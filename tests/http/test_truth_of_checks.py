@@ -103,6 +103,26 @@ def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
     assert wrong['where'][0]['what'] == 'query 777, column 3 of head 11' and wrong['worst'][0]['index'] == [0, 777, 11, 3]
 
 
+def test_all_rows_of_a_long_backward_are_compared(fake):
+    """A wrong tile of keys or of queries is found. One head takes 1.1 * 2^31 multiply-adds."""
+    rng = np.random.default_rng(3)
+    members, _ = wire.random_problem(rng, Sq=1800, H=1, D=128, dtype='bfloat16', causal=True)
+    members['dout'] = wire.tensor(rng.standard_normal((1, 1800, 1, 128)), 'bfloat16')
+    server = fake()
+    backward = server.backward(**members).json()
+    gradients = {name: backward[name] for name in ('dq', 'dk', 'dv')}
+    right = check(server, members, **gradients)
+    assert right['backend'] == 'fake:0 float64' and right['verdict'] in ('match', 'rounding')
+    assert 0 < right['rows']['emulated'] < right['rows']['checked'] == right['rows']['of'] == 1800
+    for name, of in (('dk', 'keys'), ('dq', 'queries')):
+        values = wire.value(gradients[name])
+        values[0, 1024:1088] += 1
+        wrong = check(server, members, **{**gradients, name: wire.tensor(values, 'bfloat16')}, timeout_ms=int(8000 * service.SLOWER))
+        assert wrong['verdict'] == 'mismatch' and [n for n, e in wrong['errors'].items() if e['wrong']] == [name]
+        assert wrong['where'] == [{'tensor': name, 'what': f'{of} 1024 to 1087', 'wrong': 64 * 128, 'of_wrong': 64 * 128}]
+        assert wrong['explanations'] == []
+
+
 def test_several_checks_of_one_body(fake, problem):
     server = fake()
     results = results_of(server, problem)

@@ -87,6 +87,8 @@ struct device {
     int core_khz, memory_khz, memory_bits;
     /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
+    /* bits of the devices to whose memory this device has asked for direct access; any thread may set a bit */
+    std::atomic<uint64_t> peers;
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
@@ -706,6 +708,40 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
+/* Lets the device `d`, which must be the thread's current device, reach the memory of device number `index` directly.
+ * Asks the driver once. Where the driver refuses, it makes peer copies through the host's memory. */
+void allow_peer(device *d, int index)
+{
+    const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;
+    int can = 0;
+    if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
+    if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
+        (void)cudaDeviceEnablePeerAccess(index, 0);
+    cudaGetLastError(); /* clears the error of a driver that refused, or had given access before */
+}
+
+attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
+                      attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    if (device_of(source)->lost.load(std::memory_order_relaxed))
+        return attn_fail(err, ATTN_CANCELLED, "", "cuda:%d was lost to an earlier error", source->index);
+    allow_peer(d, source->index);
+    stream_of(base)->after_decode = false;
+    return check(d, cudaMemcpyPeerAsync(to, d->base.index, from, source->index, bytes, stream_of(base)->cuda),
+                 "cudaMemcpyPeerAsync", err);
+}
+
+attn_status sum(attn_stream *base, const attn_sum *parts, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    return status == ATTN_OK ? check(d, cuda_sum(stream_of(base)->cuda, parts), "sum", err) : status;
+}
+
 attn_status merge(attn_stream *base, const attn_merge_plan *plan, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -1034,10 +1070,11 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,         device_count,  device_open,    device_close, describe,
-    device_alloc, device_free,  staging_alloc, staging_free,   plan,         workspace_bytes,
-    stream_open,  stream_close, copy,          copy_rows,      moves,        run,
-    merge,        mark,         elapsed_us,    done,           wait,         between_us,
-    note,         noted,        import_memory, release_import, pin,          unpin,
-    sum_lse,      run_some,     left_rows,     truth_need,     truth,        truth_compare,
+    "cuda",       true,          device_count,  device_open,  device_close,  describe,
+    device_alloc, device_free,   staging_alloc, staging_free, plan,          workspace_bytes,
+    stream_open,  stream_close,  copy,          copy_rows,    moves,         copy_peer,
+    sum,          run,           merge,         mark,         elapsed_us,    done,
+    wait,         between_us,    note,          noted,        import_memory, release_import,
+    pin,          unpin,         sum_lse,       run_some,     left_rows,     truth_need,
+    truth,        truth_compare,
 };

@@ -234,6 +234,9 @@ cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t coun
 /* Implements attn_merge(), in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
+/* Implements attn_sum_parts(), in sum.cu. */
+cudaError_t cuda_sum(cudaStream_t stream, const attn_sum *sum);
+
 /* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 

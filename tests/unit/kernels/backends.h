@@ -105,6 +105,9 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state);
 void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state);
 void test_gradients_of_empty_parts_are_zeros(void **state);
 void test_a_sink_is_a_part_without_a_value(void **state);
+/* backends_sums.c */
+void test_sums_of_parts_are_added_in_order_and_rounded_once(void **state);
+void test_bytes_are_copied_from_another_device(void **state);
 /* backends_observe.c */
 void test_observables_agree_with_the_reference(void **state);
 void test_random_observables_agree_with_the_reference(void **state);

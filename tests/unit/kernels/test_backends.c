@@ -162,6 +162,8 @@ int main(void)
         cmocka_unit_test(test_heads_have_the_same_bits_in_parts_and_together),
         cmocka_unit_test(test_queries_have_the_same_bits_in_parts_and_together),
         cmocka_unit_test(test_moves_copy_and_clear_what_they_say_and_nothing_else),
+        cmocka_unit_test(test_sums_of_parts_are_added_in_order_and_rounded_once),
+        cmocka_unit_test(test_bytes_are_copied_from_another_device),
         cmocka_unit_test(test_pages_do_not_change_a_bit),
         cmocka_unit_test(test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads),
         cmocka_unit_test(test_queries_of_any_size_meet_float8_keys),

@@ -159,6 +159,53 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
+/* A device copies from another device's memory, and adds up what it copied. It must not copy from memory that is freed,
+ * nor from a lost device, whose error must not count as an error of the device that copies. */
+static void test_a_device_copies_from_another_one_that_works(void **state)
+{
+    static const float numbers[4] = { 1, 2, 3, 4 };
+    struct fixture f;
+    attn_device *other;
+    attn_stream *stream;
+    attn_error err = { 0 };
+    void *from;
+    bool done = false;
+    (void)state;
+    setenv("ATTN_FAKE_DEVICES", "2", 1);
+    open_with(&f, "");
+    const attn_device_options options = { .threads = 1, .script = "sync.err=700@1" };
+    assert_int_equal(attn_device_open("fake", 1, &options, &other, &err), ATTN_OK);
+    assert_int_equal(attn_stream_open(other, &stream, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(other, sizeof numbers, &from, &err), ATTN_OK);
+    assert_int_equal(attn_copy(stream, from, numbers, sizeof numbers, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
+
+    const attn_sum sum = { f.mirror->out, ATTN_F32, 2, 4, { f.mirror->q, f.mirror->q } };
+    assert_int_equal(attn_copy_peer(f.stream, f.mirror->q, other, from, sizeof numbers, &err), ATTN_OK);
+    assert_int_equal(attn_sum_parts(f.stream, &sum, &err), ATTN_OK);
+    assert_int_equal(attn_copy(f.stream, f.host.out, f.mirror->out, sizeof numbers, ATTN_FROM_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    for (int n = 0; n < 4; n++) assert_true(f.host.out[n] == 2 * numbers[n]);
+
+    const attn_sum lost = { from, ATTN_F32, 1, 4, { from } };
+    assert_int_equal(attn_sum_parts(stream, &lost, &err), ATTN_OK);
+    assert_int_equal(attn_stream_done(stream, &done, &err), ATTN_DEVICE_LOST);
+    assert_int_equal(attn_copy_peer(f.stream, f.mirror->q, other, from, sizeof numbers, &err), ATTN_CANCELLED);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    attn_device_free(other, from);
+    attn_stream_close(stream);
+    attn_device_close(other);
+
+    assert_int_equal(attn_device_open("fake", 1, NULL, &other, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(other, sizeof numbers, &from, &err), ATTN_OK);
+    assert_int_equal(attn_copy_peer(f.stream, f.mirror->q, other, from, sizeof numbers, &err), ATTN_OK);
+    attn_device_free(other, from);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
+    attn_device_close(other);
+    close_it(&f);
+    unsetenv("ATTN_FAKE_DEVICES");
+}
+
 static void test_nothing_happens_before_the_stream_is_asked(void **state)
 {
     struct fixture f;
@@ -566,6 +613,7 @@ int main(void)
         cmocka_unit_test(test_it_computes_what_the_cpu_computes),
         cmocka_unit_test(test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds),
         cmocka_unit_test(test_a_merge_is_done_in_order_and_in_its_own_memory),
+        cmocka_unit_test(test_a_device_copies_from_another_one_that_works),
         cmocka_unit_test(test_nothing_happens_before_the_stream_is_asked),
         cmocka_unit_test(test_rows_are_copied_to_their_places_and_nothing_beside_them),
         cmocka_unit_test(test_rows_past_the_end_of_memory_are_an_illegal_address),

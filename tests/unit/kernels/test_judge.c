@@ -414,6 +414,173 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
+/* ---- Long backwards ---------------------------------------------------------------------------------------------- */
+
+/* A backward of which the judge emulates a few tiles of queries and of keys. A group has four query heads. */
+static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
+                                              .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
+                                              .plain_grads = true);
+
+/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head, but a judge never computes a whole head
+ * of it, so a device is asked for its truth (float64 results). */
+static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
+{
+    static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
+                                                   ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
+    const uint64_t wanted = ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) |
+                            ATTN_TENSOR_BIT(dv);
+    struct spec s = long_backward;
+    struct fixture f;
+    attn_tensor results[TENSORS];
+    (void)state;
+    s.H = s.Hk = 16, s.Sq = s.Sk = 8, s.D = s.Dv = 128;
+    fixture_make(&f, &s);
+    for (size_t n = 0; n < ARRAY_SIZE(long_tensors); n++) f.p.tensor[long_tensors[n]].shape[1] = 8192;
+    const attn_problem bare = take_results(&f.p, results);
+    assert_int_equal(judge_wants(&bare, results), wanted);
+    fixture_clear(&f);
+}
+
+/* Computes a long backward with the fast kernels, and its truth (float64 results). The kernels compute what `change`
+ * makes of the problem, if it is not NULL. */
+static attn_truth make_long(struct fixture *f, bool causal, void (*change)(attn_problem *p))
+{
+    struct spec s = long_backward;
+    s.causal = causal;
+    fixture_make(f, &s);
+    attn_problem computed = f->p;
+    if (change) change(&computed);
+    compute(&cpu, &computed);
+    return truth_of(&f->p);
+}
+
+static void test_a_right_long_backward_is_right(void **state)
+{
+    (void)state;
+    for (int causal = 0; causal < 2; causal++) {
+        struct fixture f;
+        judge_result result;
+        attn_truth truth = make_long(&f, causal, NULL);
+        judge_with(&f.p, &truth, 1, &result);
+        assert_int_equal(result.rows_checked, 6400);
+        assert_in_range(result.rows_emulated, 1, 3200);
+        if (result.verdict > JUDGE_ROUNDING) print(&result);
+        assert_true(result.verdict <= JUDGE_ROUNDING);
+        free_truth(&truth);
+        fixture_clear(&f);
+    }
+}
+
+/* Only a few numbers of one gradient are wrong. They must be found and located wherever they are, and the other two
+ * gradients must be right. */
+static void test_a_wrong_tile_of_a_long_backward_is_found(void **state)
+{
+    static const struct {
+        attn_tensor_id id;
+        int64_t head, first, count;
+        const char *says;
+    } cases[] = {
+        { ATTN_T_dq, 3, 512, 64, "queries 512 to 575 of head 3" },
+        { ATTN_T_dk, 1, 704, 32, "keys 704 to 735 of head 1" },
+        { ATTN_T_dv, 0, 799, 1, "key 799 of head 0" },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        judge_result result;
+        attn_truth truth = make_long(&f, true, NULL);
+        attn_tensor *const t = &f.p.tensor[cases[n].id];
+        for (int64_t row = 0; row < cases[n].count; row++)
+            for (int64_t e = 0; e < 64; e++) {
+                const int64_t at = ((cases[n].first + row) * t->shape[2] + cases[n].head) * 64 + e;
+                attn_store(t->dtype, t->data, at, attn_load(t->dtype, t->data, at) + 1);
+            }
+        judge_with(&f.p, &truth, 1, &result);
+        if (result.verdict != JUDGE_MISMATCH || result.place_count != 1 || result.explanation_count != 0 ||
+            result.tensor[cases[n].id].wrong != cases[n].count * 64 || strcmp(result.place[0].what, cases[n].says)) {
+            print(&result);
+            fail_msg("%s is not found", cases[n].says);
+        }
+        free_truth(&truth);
+        fixture_clear(&f);
+    }
+}
+
+static const judge_explanation *first_explanation(const judge_result *result, const char *code)
+{
+    if (result->explanation_count == 0 || strcmp(result->explanation[0].code, code)) {
+        print(result);
+        fail_msg("%s is not named first", code);
+    }
+    return &result->explanation[0];
+}
+
+/* A mistake changes lse of all queries. Its dk and dv are computed for the best explanation only, because they need a
+ * forward of the whole group. Without a result of queries the mistake is not tested. */
+static void test_a_mistake_in_a_long_backward_is_named(void **state)
+{
+    const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
+    struct fixture f;
+    judge_result result;
+    bool left_out = false;
+    (void)state;
+    attn_truth truth = make_long(&f, true, without_causal);
+    judge_with(&f.p, &truth, 1, &result);
+    assert_int_equal(first_explanation(&result, "causal_missing")->tensors, gradients);
+    f.p.dq = (attn_tensor){ 0 };
+    judge_with(&f.p, &truth, 1, &result);
+    assert_int_equal(result.verdict, JUDGE_MISMATCH);
+    for (int n = 0; n < result.not_tried_count; n++) left_out |= strcmp(result.not_tried[n], "causal_missing") == 0;
+    assert_true(left_out);
+    free_truth(&truth);
+    fixture_clear(&f);
+}
+
+static void with_dk_of_scale_one(attn_tensor *dk, double scale)
+{
+    const int64_t elements = dk->shape[0] * dk->shape[1] * dk->shape[2] * dk->shape[3];
+    for (int64_t n = 0; n < elements; n++)
+        attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
+}
+
+/* A mistake of the backward alone is tested on tiles of keys, whose lse and delta are those of the truth (float64
+ * results). The results have no dq. */
+static void test_a_mistake_in_long_gradients_is_named(void **state)
+{
+    struct fixture f;
+    judge_result result;
+    (void)state;
+    attn_truth truth = make_long(&f, true, NULL);
+    f.p.dq = (attn_tensor){ 0 };
+    with_dk_of_scale_one(&f.p.dk, 0.125);
+    judge_with(&f.p, &truth, 1, &result);
+    assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
+    free_truth(&truth);
+    fixture_clear(&f);
+}
+
+/* The backward gets the lse and out of a right forward, but has another mask. */
+static void test_a_mask_missing_in_long_gradients_is_named(void **state)
+{
+    struct spec s = long_backward;
+    struct fixture f;
+    judge_result result;
+    (void)state;
+    s.causal = s.give_forward = true;
+    fixture_make(&f, &s);
+    attn_problem wrong = f.p;
+    wrong.causal = false;
+    compute(&reference, &wrong);
+    f.p.out = f.p.lse = f.p.dq = (attn_tensor){ 0 };
+    attn_truth truth = truth_of(&f.p);
+    judge_with(&f.p, &truth, 1, &result);
+    const judge_explanation *const e = first_explanation(&result, "causal_missing");
+    assert_int_equal(e->tensors, ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv));
+    assert_non_null(strstr(e->detail, "in the backward"));
+    free_truth(&truth);
+    fixture_clear(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -422,6 +589,12 @@ int main(void)
         cmocka_unit_test(test_the_reference_matches_with_every_option),
         cmocka_unit_test(test_the_fast_kernels_are_right_with_every_option),
         cmocka_unit_test(test_a_mistake_is_named),
+        cmocka_unit_test(test_the_truth_of_a_long_backward_is_for_a_device),
+        cmocka_unit_test(test_a_right_long_backward_is_right),
+        cmocka_unit_test(test_a_wrong_tile_of_a_long_backward_is_found),
+        cmocka_unit_test(test_a_mistake_in_a_long_backward_is_named),
+        cmocka_unit_test(test_a_mistake_in_long_gradients_is_named),
+        cmocka_unit_test(test_a_mask_missing_in_long_gradients_is_named),
     };
     return cmocka_run_group_tests(tests, open_benches, close_benches);
 }

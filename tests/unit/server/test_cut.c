@@ -75,13 +75,6 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
-/* Reserves memory for the sums over queries of the job's problem. Does nothing if the problem has no such sums. */
-static void reserve(struct site *s, struct job *job)
-{
-    attn_error err = { 0 };
-    if (cut_reserve(s->server.devices, job, &err) != ATTN_OK) fail_msg("%s", err.text);
-}
-
 static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_DEVICES])
 {
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
@@ -103,11 +96,36 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     for (int n = 0; n < parts; n++) {
         devices_collect(s->server.devices, s->batches[n]);
         if (!s->batches[n]->parts[0]->ran) fail_msg("%s", s->batches[n]->parts[0]->error.text);
+        s->batches[n]->parts[0]->batch = NULL;
         job->parts_out--;
         job_release(job);
         free(s->batches[n]);
     }
     s->back = 0;
+}
+
+/* Lets the parts of a job add up the gradients that are sums over queries, if it has any. All parts must have run. */
+static void add_up(struct site *s, struct job *job, int parts)
+{
+    struct device *over[CONFIG_MAX_DEVICES];
+    struct job_part *part = &job->part;
+    if (!sums_begin(job)) return;
+    for (int n = 0; n < parts; n++, part = part->next) over[n] = part->sums_on;
+    run_parts(s, job, over, parts);
+    sums_free(job);
+    assert_false(sums_begin(job));
+}
+
+/* Returns the bytes of memory in use on all devices of the site. */
+static int64_t bytes_in_use(struct site *s)
+{
+    int64_t bytes = 0;
+    for (int n = 0; n < devices_count(s->server.devices); n++) {
+        attn_device_info info;
+        attn_device_describe(s->server.devices->device[n]->handle, &info);
+        bytes += info.memory_used;
+    }
+    return bytes;
 }
 
 /* Returns the fixture with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
@@ -127,16 +145,12 @@ static int run_by_queries(struct site *s, const struct fixture *whole, struct fi
     struct device *over[CONFIG_MAX_DEVICES];
     fixture_copy(parts, whole);
     struct job *const job = job_with(s, &parts->p);
-    reserve(s, job);
+    cut_prepare(s->server.devices, job);
     const int count = cut(s, job, over);
     if (count > 1) {
         assert_int_equal(job->part.way, JOB_BY_QUERIES);
         run_parts(s, job, over, count);
-        if (job->sums) {
-            const int64_t elements = sums_elements(job), middle = elements / 3;
-            sums_add(job, middle, elements);
-            sums_add(job, 0, middle);
-        }
+        add_up(s, job, count);
     }
     job_release(job);
     return count;
@@ -312,41 +326,83 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* sums.c must round sums as dtype.h does. The sums have all exponents and both signs, and there are ties, infinity and
- * NaN. */
-static void test_sums_are_rounded_as_elsewhere(void **state)
+/* Returns the sum of three numbers as the parts of a job are added up. */
+static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
-    enum { NUMBERS = 1 << 19 };
-    static const attn_dtype dtypes[] = { ATTN_F16, ATTN_BF16 };
-    static const uint32_t lower[8] = { 0, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000 };
+    float sum = parts[n];
+    for (int part = 1; part < 3; part++) sum += parts[part * elements + n];
+    return sum;
+}
+
+/* The devices must add the parts in their order, in float32, and round once. Each part's sums are replaced by numbers
+ * whose sum depends on the order. A share of the gradient of sinks has no elements. */
+static void test_parts_are_added_in_their_order(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     struct site s;
     (void)state;
-    open_site(&s, 2, "");
+    open_site(&s, 3, "");
     for (size_t d = 0; d < ARRAY_SIZE(dtypes); d++) {
         struct fixture f;
-        const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = dtypes[d], .out_dtype = dtypes[d], HEADS(1, 1),
-                                      SIZES(256, NUMBERS / 8, 8));
+        struct device *over[CONFIG_MAX_DEVICES];
+        const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = dtypes[d], .out_dtype = dtypes[d], HEADS(2, 1),
+                                      SIZES(384, 333, 24), .sinks = 1);
+        const int64_t elements = 333 * 24;
+        struct rng r = { 5 };
         fixture_make(&f, &spec);
         struct job *const job = job_with(&s, &f.p);
-        reserve(&s, job);
-        /* the sums of the first part have all upper halves of a float32, with lower halves at and near ties; the sums
-         * of the second part are 0 */
-        float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
-        memset(first, 0, 4 * NUMBERS * sizeof *first);
-        for (uint32_t n = 0; n < NUMBERS; n++) {
-            const uint32_t bits = n / 8 << 16 | lower[n % 8];
-            memcpy(&first[n], &bits, sizeof bits);
+        cut_prepare(s.server.devices, job);
+        assert_int_equal(cut(&s, job, over), 3);
+        run_parts(&s, job, over, 3);
+        float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
+        for (int64_t n = 0; n < 3 * elements; n++)
+            parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
+        /* dk is the first of the sums in a part's memory, and the fake device's memory is the host's */
+        for (const struct job_part *part = &job->part; part; part = part->next)
+            memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
+        add_up(&s, job, 3);
+        for (int64_t n = 0; n < elements; n++) {
+            float want[1] = { 0 };
+            attn_store(dtypes[d], want, 0, sum_of(parts, elements, n));
+            if (attn_load(dtypes[d], f.p.dk.data, n) != attn_load(dtypes[d], want, 0))
+                fail_msg("%s: dk[%d] is not the sum of the parts", attn_dtype_name(dtypes[d]), (int)n);
         }
-        sums_add(job, 0, sums_elements(job));
-        for (int n = 0; n < NUMBERS; n++) {
-            const float sum = first[n] + second[n];
-            const uint16_t want = dtypes[d] == ATTN_F16 ? attn_f16_from_f32(sum) : attn_bf16_from_f32(sum);
-            if (((uint16_t *)f.p.dk.data)[n] != want)
-                fail_msg("%a is rounded to 0x%04x, must be 0x%04x", (double)sum, ((uint16_t *)f.p.dk.data)[n], want);
-        }
+        free(parts);
         job_release(job);
         fixture_clear(&f);
     }
+    close_site(&s);
+}
+
+/* A part's sums stay on its device until the job is over. If the device is lost before they are added up, the job is not
+ * added up, and another part's memory is freed too. */
+static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
+{
+    const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
+    /* dk and dv: the part's own sums, and a share of the other part's sums and of the results, with room for 64 elements
+     * more in each */
+    const int64_t own = 512 * 32 * 4, share = own / 2 + 64 * 4;
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_site(&s, 2, "");
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    cut_prepare(s.server.devices, job);
+    assert_int_equal(cut(&s, job, over), 2);
+    assert_int_equal(bytes_in_use(&s), 0);
+    run_parts(&s, job, over, 2);
+    const int64_t kept = bytes_in_use(&s);
+    if (kept < 2 * 2 * (own + 2 * share)) fail_msg("%d bytes are kept", (int)kept);
+    assert_true(device_disable(over[1]));
+    assert_false(sums_begin(job));
+    assert_true(job_lost_devices(job));
+    sums_free(job);
+    if (bytes_in_use(&s) > kept - 2 * 2 * (own + 2 * share)) fail_msg("%d bytes are left", (int)bytes_in_use(&s));
+    job_join(job);
+    job_release(job);
+    fixture_clear(&f);
     close_site(&s);
 }
 
@@ -457,7 +513,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         fixture_make(&f, &cases[c].spec);
         struct job *const job = job_with(&s, &f.p);
         job->seconds = cases[c].seconds;
-        reserve(&s, job);
+        cut_prepare(s.server.devices, job);
         const int parts = cut(&s, job, over);
         if (parts != cases[c].parts) fail_msg("%s: %d parts, must be %d", cases[c].what, parts, cases[c].parts);
         assert_int_equal(job_is_cut(job), parts > 1);
@@ -608,7 +664,8 @@ int main(void)
         cmocka_unit_test(test_problems_have_the_same_bits_over_any_number_of_devices),
         cmocka_unit_test(test_queries_have_the_same_bits_over_any_number_of_devices),
         cmocka_unit_test(test_ranges_of_queries_have_equal_work),
-        cmocka_unit_test(test_sums_are_rounded_as_elsewhere),
+        cmocka_unit_test(test_parts_are_added_in_their_order),
+        cmocka_unit_test(test_sums_stay_on_the_devices_until_the_job_is_over),
         cmocka_unit_test(test_sums_over_queries_do_not_depend_on_which_devices_have_room),
         cmocka_unit_test(test_what_cannot_be_cut_or_is_short_goes_to_one_device),
         cmocka_unit_test(test_devices_that_have_room_share_a_problem),

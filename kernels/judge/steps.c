@@ -1,0 +1,118 @@
+/* steps.c: the steps of a pass, which goes over tiles of queries of whole key/value heads, or over units (tiles of
+ * queries and of keys). See state.h.
+ *
+ * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
+ * lse, and dS on its delta, the sum of dout times out. If the variation does not change out and lse, both are taken
+ * from the truth (float64 results), and only the scores of the tile's own keys are computed. An emulated kernel gets
+ * the truth's out and lse rounded to the dtypes in which a kernel stores them. If the variation changes out or lse, the
+ * scores of all keys are computed for each query, which is as much work as a forward of all heads of the group.
+ *
+ * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
+ * score cancels, because lse has nearly the same error. Here it does not cancel, so an emulation of float32 may have up
+ * to some three times larger errors in dv than the emulation of a whole head. */
+#include <string.h>
+
+#include "kernels/judge/emulate.h"
+#include "kernels/judge/state.h"
+
+/* Adds to dk and dv of a tile of keys what the queries of tile t contribute. The tile's keys are loaded. */
+static void add_queries(struct judge *j, const struct key_tile *keys, const struct tile *t)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    struct compute *const c = &f->c;
+    const int64_t h = variation_member_of(&pass->v, t->hk, t->n);
+    const struct compute_rows rows = { t->b, h, t->first, t->count };
+    const struct compute_sums none = { 0 };
+    pass_take_keys(j, t->b, variation_head_of(&pass->v, h));
+    const int64_t lo = attn_min64(keys->first, c->s.Sk), hi = attn_min64(keys->first + keys->count, c->s.Sk);
+    if (pass->inner == 0) {
+        memset(c->dK + lo * c->D, 0, (size_t)((hi - lo) * c->D) * sizeof *c->dK);
+        memset(c->dV + lo * c->Dv, 0, (size_t)((hi - lo) * c->Dv) * sizeof *c->dV);
+    }
+    if (lo == hi) return;
+    c->lo = lo, c->hi = hi;
+    if (!compute_sees(c, &pass->v, &rows)) return;
+    if (pass->emulation >= 0) {
+        emulate_tile_scores(c, &pass->v, &rows, f->scratch);
+        pass_take_right_forward(j, &rows, pass_kept_row(f, t, h));
+        emulate_round_rows(c, rows.count);
+        emulate_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV, f->scratch);
+        return;
+    }
+    if (pass->right_forward) {
+        compute_tile_scores(c, &pass->v, &rows);
+        pass_take_right_forward(j, &rows, pass_kept_row(f, t, h));
+    } else {
+        c->lo = 0, c->hi = c->s.Sk;
+        compute_rows(c, &pass->v, &rows);
+        c->lo = lo, c->hi = hi;
+    }
+    compute_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV);
+}
+
+/* Computes the next tile of queries for a tile of keys. Emulated kernels take the queries in different orders. Returns
+ * true when all tiles of queries are done. */
+static bool step_keys(struct judge *j, const struct key_tile *keys)
+{
+    struct pass *const pass = &j->pass;
+    const bool backwards = pass->emulation >= 0 && pass->emulation % 2;
+    const int64_t n = backwards ? keys->tiles - 1 - pass->inner : pass->inner;
+    add_queries(j, keys, &pass->frame->tiles[keys->tile + n]);
+    if (++pass->inner < keys->tiles) return false;
+    pass->inner = 0;
+    pass_settle_keys(j, keys->b, keys->hk, keys->first, keys->count, keys->line);
+    return true;
+}
+
+/* Does a step of the work of a unit. Returns true if the unit is done. */
+static bool step_unit(struct judge *j, int64_t unit)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    const bool of_keys = unit >= f->count;
+    if (pass->converts) {
+        if (of_keys) pass_convert_keys(j, unit - f->count);
+        else pass_convert_rows(j, unit);
+        return true;
+    }
+    if (of_keys) return step_keys(j, &f->key_tiles[unit - f->count]);
+    pass_compute_tile(j, &f->tiles[unit], COMPUTE_DQ);
+    return true;
+}
+
+/* Does the work of tile n of a pass that goes over tiles of queries. */
+static void step_tile(struct judge *j, int64_t n)
+{
+    struct pass *const pass = &j->pass;
+    const struct frame *const f = pass->frame;
+    const struct tile *const t = &f->tiles[n];
+    const bool more = n + 1 < f->count, backward = f->p.op == ATTN_OP_BACKWARD;
+    const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
+    const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
+    if (!pass->converts) {
+        pass_compute_tile(j, t, COMPUTE_ALL);
+        if (backward && !same_keys) pass_settle_head(j, t);
+        return;
+    }
+    pass_convert_rows(j, n);
+    if (same_head) return;
+    for (int64_t k = t->keys; k < f->key_count && f->key_tiles[k].hk == t->hk && f->key_tiles[k].b == t->b; k++)
+        pass_convert_keys(j, k);
+}
+
+/* Does the work of the pass's next tile, or a part of the work of its next unit. Returns true when the pass has no more
+ * tiles. */
+bool pass_step(struct judge *j)
+{
+    struct pass *const pass = &j->pass;
+    if (pass->at < pass->count) {
+        const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
+        if (!pass->by_units) step_tile(j, n), pass->at++;
+        else if (step_unit(j, n)) pass->at++;
+    }
+    if (pass->at < pass->count) return false;
+    pass_settle_sums(j);
+    j->in_pass = false;
+    return true;
+}

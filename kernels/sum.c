@@ -1,0 +1,13 @@
+/* sum.c: attn_sum_parts() on the host: adds up float32 numbers of several parts in the order of the parts. */
+#include "attention.h"
+#include "backend.h"
+#include "dtype.h"
+
+void attn_sum_all(const attn_sum *sum)
+{
+    for (int64_t n = 0; n < sum->elements; n++) {
+        float total = sum->parts[0][n];
+        for (int part = 1; part < sum->count; part++) total += sum->parts[part][n];
+        attn_store(sum->dtype, sum->to, n, total);
+    }
+}
