@@ -234,7 +234,7 @@ static struct fake_stream *stream_of(attn_stream *base)
     return (struct fake_stream *)base;
 }
 
-/* ---- Scripts ----------------------------------------------------------------------------------------------------- */
+/* ---- Scripts of the faults that the fake device makes ------------------------------------------------------------ */
 
 static bool take_number(const char **at, int64_t *number)
 {
@@ -315,7 +315,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
     return NULL;
 }
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Failing calls ----------------------------------------------------------------------------------------------- */
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
@@ -340,7 +340,7 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
     return rule ? fail(device, (int)rule->number, what, err) : ATTN_OK;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory of the device ---------------------------------------------------------------------------------------- */
 
 /* Returns whether the `bytes` bytes at `memory` lie in memory of this device: in an allocation that has not been freed,
  * or in imported memory. The caller must hold device->lock. */
@@ -551,7 +551,7 @@ static void open_lent(struct fake_device *device, bool open)
         if (mprotect(l->memory, l->bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) abort();
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/* ---- Opening, describing and closing a device -------------------------------------------------------------------- */
 
 static int count_devices(void)
 {
@@ -657,7 +657,7 @@ static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan
     return attn_backend_cpu.workspace(&device->cpu->can, plans, count, bytes, err);
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+/* ---- Streams, and the commands on them --------------------------------------------------------------------------- */
 
 static void command_clear(struct command *c)
 {
@@ -904,7 +904,7 @@ static attn_status sum_lse(attn_stream *base, const attn_problem *problem, const
     return status;
 }
 
-/* ---- The truth: one head a step ---------------------------------------------------------------------------------- */
+/* ---- The truth (results in float64): a step computes one head ---------------------------------------------------- */
 
 static bool has_truth(struct fake_device *device)
 {
@@ -1011,7 +1011,7 @@ static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
     return between_us(stream, from_slot, stream, to_slot);
 }
 
-/* ---- Doing it ---------------------------------------------------------------------------------------------------- */
+/* ---- Carrying out the commands ----------------------------------------------------------------------------------- */
 
 /* Returns the bytes from a tensor's first element to the end of its last; 0 if it has no elements. */
 static size_t span(const attn_tensor *t)

@@ -12,7 +12,7 @@
 
 enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 
-/* The results that tiles of queries have. */
+/* The results that have numbers for each query. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
 /* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than this
@@ -31,7 +31,7 @@ enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
-/* ---- A test ------------------------------------------------------------------------------------------------------ */
+/* ---- Testing a candidate ----------------------------------------------------------------------------------------- */
 
 static double root_mean_square(const struct judge *j, int which, const struct difference *d)
 {
@@ -146,7 +146,7 @@ void candidate_end(struct judge *j, struct candidate *c)
     weigh(j, c);
 }
 
-/* ---- What a test says -------------------------------------------------------------------------------------------- */
+/* ---- What the test of a candidate shows -------------------------------------------------------------------------- */
 
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
 {

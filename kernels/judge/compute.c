@@ -20,7 +20,7 @@
 
 #define DOUBLES(n) (((n) + 7) / 8 * 8)
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- The memory of a thread -------------------------------------------------------------------------------------- */
 
 /* Lays out `a` times `b` doubles at *used in `memory` and advances *used. If `memory` is NULL, it only counts the
  * bytes. */
@@ -103,7 +103,7 @@ void compute_close(struct compute *c)
     c->memory = NULL;
 }
 
-/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+/* ---- Loading keys, values and queries ---------------------------------------------------------------------------- */
 
 static void load_rows(const attn_view *view, int64_t column, double factor, int64_t b, int64_t h, int64_t row,
                       int64_t count, int64_t columns, int64_t ld, double *to)
@@ -176,7 +176,7 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
     memset(c->dV, 0, (size_t)(c->s.Sk * c->Dv) * sizeof *c->dV);
 }
 
-/* ---- Forward ----------------------------------------------------------------------------------------------------- */
+/* ---- The forward of a tile --------------------------------------------------------------------------------------- */
 
 /* Returns the position of the tile's row number `n` in its sequence. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)

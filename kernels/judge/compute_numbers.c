@@ -10,7 +10,7 @@ int64_t compute_padded(int64_t n)
     return (n + width - 1) / width * width + (n == 0 ? width : 0);
 }
 
-/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- Roundings of numbers ---------------------------------------------------------------------------------------- */
 
 double compute_rounded(attn_dtype dtype, double x)
 {
@@ -55,7 +55,7 @@ void compute_round_operand(const variation *v, bool of_values, double *x, int64_
     for (int64_t n = 0; n < count; n++) x[n] = to_tf32(x[n], cuts);
 }
 
-/* ---- Products ---------------------------------------------------------------------------------------------------- */
+/* ---- Products of matrices ---------------------------------------------------------------------------------------- */
 
 /* Computes C += A B, or C += transposed A B if `by_key` is true. Skips pairs of a query and a masked key, whose score
  * in c->z is -inf. */

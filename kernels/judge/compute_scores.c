@@ -6,7 +6,7 @@
 #include "kernels/judge/compute_internal.h"
 #include "kernels/philox.h"
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+/* ---- The scores of a row ----------------------------------------------------------------------------------------- */
 
 /* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i)
@@ -150,9 +150,9 @@ double compute_sink(const variation *v, int64_t h)
     return sinks->data ? attn_load(sinks->dtype, sinks->data, attn_at(sinks, 0, h, 0)) : -INFINITY;
 }
 
-/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+/* ---- The softmax of a row ---------------------------------------------------------------------------------------- */
 
-/* Returns the largest of `from` and the scores of keys [lo, hi), or NaN where one of these scores is NaN. */
+/* Returns the largest of `from` and the scores of keys lo to hi - 1, or NaN where one of these scores is NaN. */
 static double largest(const double *z, int64_t lo, int64_t hi, double from)
 {
     double top = from;
@@ -160,7 +160,7 @@ static double largest(const double *z, int64_t lo, int64_t hi, double from)
     return top;
 }
 
-/* Sets e to exp(z - top) for keys [lo, hi), and to 0 for hidden keys. Returns the sum of e. */
+/* Sets e to exp(z - top) for keys lo to hi - 1, and to 0 for hidden keys. Returns the sum of e. */
 static double exponentials(const double *z, int64_t lo, int64_t hi, double top, double *e)
 {
     double sum = 0;

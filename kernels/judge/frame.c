@@ -10,7 +10,7 @@
 const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   ATTN_T_dq,     ATTN_T_dk,
                                                       ATTN_T_dv,  ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };
 
-/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+/* ---- Sizes of tiles and of results ------------------------------------------------------------------------------- */
 
 enum {
     EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
@@ -94,7 +94,7 @@ double frame_forward_multiply_adds(const struct frame *f, const struct key_tile 
     return rows * (double)attn_sequence_of(&f->g, keys->b).Sk * (double)(f->g.dims.D + f->g.dims.Dv + EXPONENTIAL);
 }
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+/* ---- Cutting a problem into tiles -------------------------------------------------------------------------------- */
 
 /* Returns a pseudo-random number from 0 to 1. It depends only on the problem's sizes and on n. */
 static double chance(const attn_dims *d, int64_t n)
@@ -178,7 +178,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
         }
 }
 
-/* ---- Readings ---------------------------------------------------------------------------------------------------- */
+/* ---- Reading the caller's tensors -------------------------------------------------------------------------------- */
 
 /* Returns the strides of a contiguous tensor. heads_first: the axis of heads comes before that of rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
@@ -211,7 +211,7 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
     return attn_load(r->dtype, r->data, *at);
 }
 
-/* ---- A frame ----------------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing a frame (a problem cut into tiles), and differences ------------------------------------- */
 
 /* Adds the tensors dbias, dsinks and dalibi_slopes to the problem, because the problem's geometry takes their strides
  * from them. */

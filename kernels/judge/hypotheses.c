@@ -28,7 +28,7 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
     snprintf(words, HYPOTHESIS_WORDS, "tiles of %lld keys%s", (long long)tile, more);
 }
 
-/* ---- Layout ------------------------------------------------------------------------------------------------------ */
+/* ---- Mistakes of layout ------------------------------------------------------------------------------------------ */
 
 /* Makes the variation read a tensor with heads and rows exchanged. Returns false if the exchange changes nothing. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
@@ -129,7 +129,7 @@ HYPOTHESIS(k_v_swapped)
     return f->g.dims.D == f->g.dims.Dv;
 }
 
-/* ---- Scale and order --------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of scale, and of the order of operations ----------------------------------------------------------- */
 
 HYPOTHESIS(scale_missing)
 {
@@ -194,7 +194,7 @@ HYPOTHESIS(bias_in_base2)
     return has(f, ATTN_T_bias);
 }
 
-/* ---- Masks ------------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of masks ------------------------------------------------------------------------------------------- */
 
 /* Returns the right bound of the window, as if there were no causal mask. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
@@ -321,7 +321,7 @@ HYPOTHESIS(alibi_sign)
     return has(f, ATTN_T_alibi_slopes);
 }
 
-/* ---- Heads ------------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of heads ------------------------------------------------------------------------------------------- */
 
 HYPOTHESIS(heads_interleaved)
 {
@@ -344,7 +344,7 @@ HYPOTHESIS(group_not_summed)
     return f->backward && f->g.group > 1;
 }
 
-/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of the softmax ------------------------------------------------------------------------------------- */
 
 HYPOTHESIS(lse_base2)
 {
@@ -449,7 +449,7 @@ HYPOTHESIS(splits_unweighted)
     return f->most_k >= v->tile && is_given(f, ATTN_T_out);
 }
 
-/* ---- Precision --------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of precision --------------------------------------------------------------------------------------- */
 
 static const attn_dtype halves[] = { ATTN_F16, ATTN_BF16 };
 
@@ -488,7 +488,7 @@ HYPOTHESIS(truncated)
     return f->given != ATTN_TENSOR_BIT(lse) && !(f->p->q.dtype == ATTN_BF16 && v->round_dtype == ATTN_F16);
 }
 
-/* ---- Dropout ----------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of dropout ----------------------------------------------------------------------------------------- */
 
 HYPOTHESIS(dropout_missing)
 {
@@ -526,7 +526,7 @@ HYPOTHESIS(dropout_mask_transposed)
     return f->p->dropout_p > 0;
 }
 
-/* ---- Backward ---------------------------------------------------------------------------------------------------- */
+/* ---- Mistakes of the backward ------------------------------------------------------------------------------------ */
 
 HYPOTHESIS(delta_missing)
 {
@@ -600,7 +600,7 @@ HYPOTHESIS(dq_last_tile_only)
     return is_given(f, ATTN_T_dq) && f->most_k > v->only_last_tile && (placed || n < 2 * TILES);
 }
 
-/* ---- The table --------------------------------------------------------------------------------------------------- */
+/* ---- The table of mistakes --------------------------------------------------------------------------------------- */
 
 /* Short names for the kind of a mistake. A row of the table has: code and function of the mistake, number of variants,
  * kind, sentence, fix. */

@@ -46,7 +46,7 @@ const char *judge_code(int index)
     return index < hypotheses_count ? hypotheses[index].code : NULL;
 }
 
-/* ---- Cost -------------------------------------------------------------------------------------------------------- */
+/* ---- How long a judge takes -------------------------------------------------------------------------------------- */
 
 judge_cost judge_cost_of(const attn_problem *problem)
 {
@@ -55,7 +55,7 @@ judge_cost judge_cost_of(const attn_problem *problem)
                          .all = truth * hypotheses_count };
 }
 
-/* ---- Phases ------------------------------------------------------------------------------------------------------ */
+/* ---- The phases of a judge's work -------------------------------------------------------------------------------- */
 
 static void enter(struct judge *j, enum phase phase)
 {
@@ -179,7 +179,7 @@ void judge_hurry(judge *j)
     j->given &= ~(ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dalibi_slopes));
 }
 
-/* ---- Opening and closing ----------------------------------------------------------------------------------------- */
+/* ---- Opening and closing a judge --------------------------------------------------------------------------------- */
 
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err)
 {

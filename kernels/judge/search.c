@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The sample -------------------------------------------------------------------------------------------------- */
+/* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
 /* Chooses the units on which mistakes are tested, for a judge that emulates only some units (units.c). It chooses, for
  * each wrong result, the unit with the largest errors, and besides these some units that are evenly spread. */
@@ -57,7 +57,7 @@ void search_choose_sample(struct judge *j)
     }
 }
 
-/* ---- Single mistakes --------------------------------------------------------------------------------------------- */
+/* ---- Choosing the next single mistake to test -------------------------------------------------------------------- */
 
 /* Returns whether a mistake should be tested. If all results are within their limits, only mistakes of precision are
  * tested. Mistakes that make random errors (of_size) take long to test, so they are tested only if some result is
@@ -91,7 +91,7 @@ bool search_next_single(struct judge *j)
     return false;
 }
 
-/* ---- Pairs ------------------------------------------------------------------------------------------------------- */
+/* ---- Choosing the next pair of mistakes to test ------------------------------------------------------------------ */
 
 static int by_score(const struct judge *j, int a, int b)
 {
@@ -140,7 +140,7 @@ bool search_next_pair(struct judge *j)
     return false;
 }
 
-/* ---- Confirmation ------------------------------------------------------------------------------------------------ */
+/* ---- Choosing the explanations that are tested on all tiles ------------------------------------------------------ */
 
 void search_choose_confirmed(struct judge *j)
 {

@@ -151,7 +151,7 @@ struct judge {
     struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
     bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */
+    int candidate_count, singles; /* candidates 0 to singles - 1 are single mistakes; the other candidates are pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */

@@ -31,7 +31,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- May it be cut? ---------------------------------------------------------------------------------------------- */
+/* ---- Whether a job may be cut, and in which way ------------------------------------------------------------------ */
 
 static bool is_contiguous(const attn_tensor *t)
 {
@@ -164,7 +164,7 @@ static bool same_kernel(const struct device *device, const attn_problem *whole, 
     return true;
 }
 
-/* ---- Sums of parts ----------------------------------------------------------------------------------------------- */
+/* ---- Gradients that are sums over the parts ---------------------------------------------------------------------- */
 
 static bool takes_long(const struct devices *devices, const struct job *job)
 {
@@ -199,7 +199,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
     job->kind = 0; /* the job runs in parts, and never in a batch with others */
 }
 
-/* ---- Over which devices? ----------------------------------------------------------------------------------------- */
+/* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
 /* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
  * their order. over[0] stays first. */
@@ -261,7 +261,7 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
     return same_kernel(first, whole, way, count, ranges) && job_cut(job, way, count, ranges) ? count : 1;
 }
 
-/* ---- The answer -------------------------------------------------------------------------------------------------- */
+/* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
 /* Appends a range of device numbers such as "0-3". The range begins with the smallest number above `after` of a
  * device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns -1

@@ -33,7 +33,7 @@
 #include "server/caches/caches.h"
 #include "server/work/request.h"
 
-/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing devices --------------------------------------------------------------------------------- */
 
 static void device_free(struct device *device)
 {
@@ -242,7 +242,7 @@ void devices_close(struct devices *devices)
     free(devices);
 }
 
-/* ---- The loop's side --------------------------------------------------------------------------------------------- */
+/* ---- Functions that the loop calls ------------------------------------------------------------------------------- */
 
 int devices_count(const struct devices *devices)
 {

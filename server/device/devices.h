@@ -129,7 +129,7 @@ bool devices_is_usable(const struct devices *devices, int number);
  * this. */
 void devices_note_lost(struct devices *devices, int number);
 
-/* ---- The loop's side --------------------------------------------------------------------------------------------- */
+/* ---- Functions for the loop -------------------------------------------------------------------------------------- */
 
 /* Returns a time in seconds that the job takes at least, even on the fastest device and with the best kernel. A job may
  * take several times as long. Any thread may call this. */

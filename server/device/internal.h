@@ -162,13 +162,13 @@ struct devices {
     _Atomic int64_t inline_ns; /* time in nanoseconds that HTTP threads took for the jobs counted in inline_jobs */
 };
 
-/* ---- thread.c ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions that thread.c defines ----------------------------------------------------------------------------- */
 
 /* The main function of a device's thread; the argument is its struct device_thread. The function ends when device->stop
  * is set and no work is left. */
 void *device_main(void *argument);
 
-/* ---- memory.c: on a device's thread, or on the thread that has taken an inline slot ------------------------------ */
+/* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
 
 /* Allocates device memory (mirrors) for all regions of host memory that a job's problems use. A region that has a
  * mirror keeps it. */
@@ -203,7 +203,7 @@ void memory_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
 /* Frees everything that a slot of this device has. */
 void memory_close_slot(attn_device *handle, struct slot *slot);
 
-/* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
+/* ---- Functions of merge.c; a device's thread calls them -------------------------------------------------------- */
 
 /* Decides which jobs of the slot's batch are merged into one problem, and which jobs are moved (copied by kernels).
  * Sets leader, members, place and moved. */
@@ -217,7 +217,7 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
  * new keys and values to their pages. With `out`: the moves that copy outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
-/* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
+/* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
 
 /* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of the
  * tensors of `whole`. */
@@ -232,7 +232,7 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
-/* ---- sums.c ------------------------------------------------------------------------------------------------------ */
+/* ---- Functions that sums.c defines ------------------------------------------------------------------------------- */
 
 /* True if some outputs of the problem are sums over its queries. If the problem's job is cut by queries, each part
  * needs memory on its device for its own sums. */
@@ -242,7 +242,7 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device, and lets those outputs of the part's problem lie in it that are
  * sums over queries. Does nothing if the part's job has none. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
-/* Frees this memory; does nothing if there is none. No other part may be reading it. */
+/* Frees the part's memory for sums; does nothing if there is none. No other part may be reading this memory. */
 void sums_drop(struct job_part *part);
 /* Puts on the stream, which belongs to the part's device: copies of the part's share from the other devices, the sums,
  * and copies of the results to the host. Puts the marks 0 to 3 before, between and after them. */
@@ -250,7 +250,7 @@ attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_e
 /* Sets the dtype float32 for the outputs that are sums over queries, as parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);
 
-/* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
+/* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
 /* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. truths_left
  * becomes 0 if the job wants no truth or the device computes none. */
@@ -261,7 +261,7 @@ double truth_piece_seconds(const struct slot *slot);
  * while truths_left is above 0. */
 attn_status truth_launch(struct device *device, struct slot *slot, attn_error *err);
 
-/* ---- inline.c ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions that inline.c defines ----------------------------------------------------------------------------- */
 
 /* Opens as many inline slots (streams for HTTP threads that run small jobs themselves) as there are HTTP threads, if
  * the devices are the CPU or can read staging memory. Otherwise it opens none. */
@@ -271,7 +271,7 @@ void inline_close(struct devices *devices);
  * slot. */
 void inline_adopt(struct slot *slot, struct job_part *part);
 
-/* ---- batch.c ----------------------------------------------------------------------------------------------------- */
+/* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
  * so small heads count with their padding. */

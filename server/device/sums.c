@@ -50,7 +50,7 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* no share has more elements */
+    /* no share has more elements than this */
     const int64_t most = o->elements / parts + SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
     o->own = o->end;
@@ -86,7 +86,7 @@ void sums_as_float(attn_problem *problem)
         if (attn_is_sum_of_queries(problem, (attn_tensor_id)id)) problem->tensor[id].dtype = ATTN_F32;
 }
 
-/* ---- A part's own queries ---------------------------------------------------------------------------------------- */
+/* ---- The sums over a part's own queries -------------------------------------------------------------------------- */
 
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err)
 {
@@ -114,7 +114,7 @@ void sums_free(struct job *job)
     for (struct job_part *part = &job->part; part; part = part->next) sums_drop(part);
 }
 
-/* ---- Adding up --------------------------------------------------------------------------------------------------- */
+/* ---- Adding up a share of the gradients -------------------------------------------------------------------------- */
 
 bool sums_begin(struct job *job)
 {

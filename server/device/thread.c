@@ -22,7 +22,7 @@
 #include "server/base/metrics.h"
 #include "server/work/request.h"
 
-/* ---- How long it may take ---------------------------------------------------------------------------------------- */
+/* ---- How long a batch may take ----------------------------------------------------------------------------------- */
 
 static int64_t worst_ns(const struct batch *batch)
 {
@@ -65,7 +65,7 @@ static void unwatch(struct device *device)
     if (device->watchdog_ns != NEVER) publish_due(device);
 }
 
-/* ---- One batch --------------------------------------------------------------------------------------------------- */
+/* ---- Running one batch ------------------------------------------------------------------------------------------- */
 
 static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
 {
@@ -316,7 +316,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    (void)attn_stream_left_rows(slot->stream); /* clears the list, which a failed batch may have left */
+    (void)attn_stream_left_rows(slot->stream); /* clears the stream's list of skipped rows, which a failed batch may
+                                                * have left */
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
     return status;
@@ -614,7 +615,9 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
-        if (batch_adds((struct batch *)message)) return (struct batch *)message; /* see next_batch() for the cast */
+        if (batch_adds((struct batch *)message))
+            return (struct batch *)message; /* a valid cast: `message` is the
+                                                                                  * struct's first member */
     return NULL;
 }
 

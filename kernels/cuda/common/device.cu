@@ -87,7 +87,7 @@ struct device {
     int core_khz, memory_khz, memory_bits;
     /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
-    /* bits of the devices to whose memory this device has asked for direct access; any thread may set a bit */
+    /* one bit for each device to whose memory this device has asked for direct access; any thread may set a bit */
     std::atomic<uint64_t> peers;
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
