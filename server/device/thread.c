@@ -316,8 +316,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    (void)attn_stream_left_rows(slot->stream); /* clears the stream's list of skipped rows, which a failed batch may
-                                                * have left */
+    /* clears the stream's list of skipped rows, which a failed batch may have left */
+    (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
     return status;
@@ -615,9 +615,8 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
-        if (batch_adds((struct batch *)message))
-            return (struct batch *)message; /* a valid cast: `message` is the
-                                                                                  * struct's first member */
+        /* a valid cast: `message` is the struct's first member */
+        if (batch_adds((struct batch *)message)) return (struct batch *)message;
     return NULL;
 }
 
