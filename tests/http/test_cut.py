@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import wire
-from service import eventually
+from service import SLOWER, eventually
 from under_way import Asking, dies
 
 H, HK, S, D = 8, 4, 1024, 64  # a problem that takes some milliseconds even on CPUs that are fast in bfloat16
@@ -223,7 +223,7 @@ def test_a_deadline_ends_the_adding_up_of_parts(fake, right_by_queries, gate):
 
 
 def test_a_device_that_never_ends_adding_up_is_given_up(fake, right_by_queries):
-    server = fake('1:event.never@2', *SPLIT, '--watchdog-ms', 1000, devices=3)
+    server = fake('1:event.never@2', *SPLIT, '--watchdog-ms', int(1500 * SLOWER), devices=3)
     answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
     assert answer.status == 503, answer
     answer, numbers = asked(server, 'backward')
