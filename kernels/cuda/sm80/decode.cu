@@ -63,17 +63,21 @@
 
 namespace {
 
+/* the shared memory that a block can have on every GPU from compute capability 8.0 on, in bytes */
+enum { LEAST_SHARED_BYTES = 99 * 1024 };
+
 /* ---- Splits ------------------------------------------------------------------------------------------------------ */
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
+__global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, SCORE_MODS>))
     decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    static_assert(shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>() <= 99 * 1024,
-                  "what every GPU from compute capability 8.0 on has");
+    static_assert(shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>() <=
+                      (D <= TILE_HEAD_DIM ? (int)LEAST_SHARED_BYTES : 227 * 1024 / blocks_of<D, SCORE_MODS>),
+                  "what every GPU from compute capability 8.0 on has; for wide heads what a Hopper GPU has");
     extern __shared__ __align__(128) char memory[];
     typename copies_by_threads<T, shape<D, false, SCORE_MODS, PAGED, AS>>::kept narrow;
-    typename copies_by_threads<T, shape<D, true, SCORE_MODS, PAGED, AS>>::kept wide;
+    typename copies_by_threads<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>>::kept wide;
     walk_splits<T, D, SCORE_MODS, PAGED, AS, copies_by_threads>(a, p, memory, narrow, wide);
 }
 
@@ -102,17 +106,29 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It does not call functions of
- * rows.cuh, because a kernel that calls a function needs a stack and starts later. */
-DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
+/* The number of columns of out that a block of combine_splits() computes, at most one per thread. Above head size 256
+ * several blocks share the columns. */
+template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
+
+/* Does what forward_row() of rows.cuh does, by a whole block, for the columns of out from column0 on. A thread has
+ * every 256th channel of q and k, and one channel of v. The function does not call functions of rows.cuh, because a
+ * kernel that calls a function needs a stack and starts later. */
+template <int D>
+DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
+                                 double (&parts)[COMBINE_WARPS])
 {
-    static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
+    const int N = (D + COMBINE_THREADS - 1) / COMBINE_THREADS;
     const attn_geometry &g = a.g;
     const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v], &out = g.view[ATTN_T_out],
                     &lse = g.view[ATTN_T_lse];
-    const int d = (int)threadIdx.x;
-    const bool has_q = d < g.dims.D, has_v = d < g.dims.Dv;
-    const float of_q = has_q ? load_float(q.dtype, q.data, attn_at(&q, x.b, x.h, x.s.q_start + i) + d) : 0;
+    const int d = column0 + (int)threadIdx.x;
+    const bool has_v = d < g.dims.Dv;
+    float of_q[N], of_k[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const int c = n * COMBINE_THREADS + (int)threadIdx.x;
+        of_q[n] = c < g.dims.D ? load_float(q.dtype, q.data, attn_at(&q, x.b, x.h, x.s.q_start + i) + c) : 0;
+    }
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
@@ -124,15 +140,26 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 #pragma unroll 1
         for (int64_t j = keys.lo; j < keys.hi; j++) {
             if (!visible_by_mask(a, x, i, j)) continue;
-            const float of_k = has_q ? load_float(k.dtype, k.data, attn_key_at(&g, &k, x.b, x.hk, x.s.k_start + j) + d)
-                                     : 0;
+            const int64_t k_at = attn_key_at(&g, &k, x.b, x.hk, x.s.k_start + j);
+            float product = 0;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const int c = n * COMBINE_THREADS + (int)threadIdx.x;
+                of_k[n] = c < g.dims.D ? load_float(k.dtype, k.data, k_at + c) : 0;
+                product += of_q[n] * of_k[n];
+            }
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* block_sum() gives all threads of the block the same qk */
-            const float z = fabsf(qk) <= FLT_MAX
-                                ? score(a, x, i, j, qk, &derivative)
-                                : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
+            const float qk = block_sum(product, parts); /* block_sum() gives all threads of the block the same qk */
+            double in_double = 0;
+            if (!(fabsf(qk) <= FLT_MAX)) {
+#pragma unroll
+                for (int n = 0; n < N; n++) in_double += (double)of_q[n] * (double)of_k[n];
+                in_double = block_sum(in_double, parts);
+            }
+            const float z = fabsf(qk) <= FLT_MAX ? score(a, x, i, j, qk, &derivative)
+                                                 : score_in_double_inline(a, x, i, j, in_double).x;
             const float m_new = z > m || z != z ? z : m;
             const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
             l = l * rescale + p;
@@ -156,8 +183,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 
 /* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
  * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
- * the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are
- * computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
+ * the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z computes the columns
+ * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
+ * by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
  * registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
@@ -165,15 +193,15 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                               : 2)
     combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    const int C = D / 32;
-    __shared__ float part[COMBINE_WARPS][D];
+    const int COLUMNS = columns_of<D>, C = COLUMNS / 32;
+    __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
     /* head_args of a row that the block computes again, key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column0 = (int)blockIdx.z * COLUMNS;
     /* the stream's next kernel may start now; if it reads results of this kernel, it first waits for this kernel's
      * end */
     launch_dependents();
@@ -188,7 +216,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
-        const float *O = p.O + (place.saved + r) * D + lane * C;
+        const float *O = p.O + (place.saved + r) * D + column0 + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
         /* where a block adds up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
          * otherwise each split has one */
@@ -240,14 +268,15 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         bool finite = sum - sum == 0 && (p.options              ? is_sound_score<true>(top)
                                          : top != -CUDART_INF_F ? is_sound_score<false>(top)
                                                                 : !sees_keys(g, x.s, i));
-        for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
+        const int d = threadIdx.x;
+        if (d < COLUMNS && column0 + d < g.dims.Dv && out.data) {
             float value = 0;
 #pragma unroll
             for (int w = 0; w < COMBINE_WARPS; w++) value += factors[w] * part[w][d];
             finite &= value - value == 0;
-            store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
+            store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + column0 + d, value * factor);
         }
-        if (threadIdx.x == 0 && lse.data)
+        if (column0 + d == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
         /* sets the row's bit if the row must be computed alone, key by key; after this barrier the next row may
          * overwrite `part` */
@@ -258,7 +287,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
             __syncthreads(); /* after this barrier no thread reads `of_head` of the previous row */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
-            forward_row_by_block(a, of_head, r / group, parts_sum);
+            forward_row_by_block<D>(a, of_head, r / group, column0, parts_sum);
         }
 }
 
@@ -280,7 +309,7 @@ __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
 int class_of(const attn_dims &d)
 {
     const int64_t D = attn_max64(d.D, d.Dv);
-    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
+    return D <= 64 ? 64 : D <= 128 ? 128 : D <= 256 ? 256 : D <= 512 ? 512 : 1024;
 }
 
 /* What the launch of a problem needs: the plan, the number of blocks, the bytes of workspace. */
@@ -388,14 +417,15 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const launch_plan 
     cudaError_t code = prepare(known, kernel, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
     if (!decode_by_engine(chip, stream, of, a, y.p, y.blocks, &code)) {
-        if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T && !FEW)
+        if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T && !FEW && D <= TILE_HEAD_DIM)
             if (y.p.stack) code = launch_stacks<T, D>(a, y, stream);
         if (code == cudaSuccess)
-            code = launch_kernel(overlap, kernel, grid_of_splits(a.g.dims, y.p, y.blocks), THREADS, bytes, stream, a,
-                                 y.p);
+            code = launch_kernel(overlap, kernel, grid_of_splits(a.g.dims, y.p, y.blocks), threads_of<D>, bytes, stream,
+                                 a, y.p);
     }
     if (code != cudaSuccess || y.rows == 0) return code;
-    return launch_kernel(overlap, combine_splits<D>, dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows),
+    return launch_kernel(overlap, combine_splits<D>,
+                         dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows, D / columns_of<D>),
                          COMBINE_THREADS, 0, stream, a, y.p);
 }
 
@@ -408,7 +438,8 @@ cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, const laun
         if (y.p.few)
             return float8 ? launch<T, D, false, PAGED, KEYS_AS_FLOAT8, true>(chip, a, y, of, stream)
                           : launch<T, D, false, PAGED, KEYS_AS_T, true>(chip, a, y, of, stream);
-    if (float8) return launch<T, D, false, PAGED, KEYS_AS_FLOAT8>(chip, a, y, of, stream);
+    if constexpr (D <= TILE_HEAD_DIM)
+        if (float8) return launch<T, D, false, PAGED, KEYS_AS_FLOAT8>(chip, a, y, of, stream);
     return has_options(of) ? launch<T, D, true, PAGED, KEYS_AS_T>(chip, a, y, of, stream)
                            : launch<T, D, false, PAGED, KEYS_AS_T>(chip, a, y, of, stream);
 }
@@ -419,8 +450,10 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
 {
     const int D = class_of(a.g.dims);
     if (D == 64) return launch_variant<T, 64, PAGED>(chip, a, y, of, stream);
-    return D == 128 ? launch_variant<T, 128, PAGED>(chip, a, y, of, stream)
-                    : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
+    if (D == 128) return launch_variant<T, 128, PAGED>(chip, a, y, of, stream);
+    if (D == 256) return launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
+    return D == 512 ? launch_variant<T, 512, PAGED>(chip, a, y, of, stream)
+                    : launch_variant<T, 1024, PAGED>(chip, a, y, of, stream);
 }
 
 /* Returns whether decode_few() computes this problem. Its grid limits the number of blocks per key/value head and the
@@ -471,21 +504,31 @@ size_t workspace_of(const attn_geometry &g)
     return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-bool plan_decode(const cuda_chip *, attn_plan *plan)
+bool plan_decode(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     plan->workspace_bytes = workspace_of(g);
-    return !g.dims.packed && g.dims.Sq * g.group <= DECODE_ROWS && decode_fits(g);
+    return !g.dims.packed && g.dims.Sq * g.group <= decode_rows_of(g.dims) && decode_fits(g) &&
+           decode_block_bytes(g) <= chip->shared_bytes;
 }
 
 } // namespace
 
-/* Returns whether decode.cu can launch this problem: a group has at most DECODE_ROWS heads, and the number of blocks is
- * within a grid's limits. */
+/* Returns whether decode.cu can launch this problem: a group has at most decode_rows_of() heads, and the number of
+ * blocks is within a grid's limits. */
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
-    return g.group <= DECODE_ROWS && launch_plan_of(g, false).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+    return g.group <= decode_rows_of(d) && launch_plan_of(g, false).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+}
+
+/* Up to head size 256 the number is an upper bound, which every GPU from compute capability 8.0 on has. */
+int decode_block_bytes(const attn_geometry &g)
+{
+    const int D = class_of(g.dims);
+    return D == 1024  ? (int)shared_bytes<__half, 1024, true, KEYS_AS_T, copies_by_threads>()
+           : D == 512 ? (int)shared_bytes<__half, 512, true, KEYS_AS_T, copies_by_threads>()
+                      : LEAST_SHARED_BYTES;
 }
 
 size_t decode_workspace(const attn_geometry &g)
@@ -511,7 +554,7 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
     const int64_t rows = a.g.dims.Sq * a.g.group;
     if (a.g.prefix_keys && !a.g.dims.packed && rows <= NARROW && y.p.splits > 1 && !has_options(plan) &&
-        plan->problem->k.dtype != ATTN_F8E4M3)
+        plan->problem->k.dtype != ATTN_F8E4M3 && class_of(a.g.dims) <= TILE_HEAD_DIM)
         let_rows_be_stacked(y, chip, a.g.dims, rows);
     else let_blocks_walk(y, chip, a.g.dims, rows);
     y.p.early = reads_no_more(a.g);
@@ -529,7 +572,7 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
 }
 
 extern const cuda_kernel decode_forward = {
-    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
+    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
       (ATTN_ALL_SCORES & ~PADDING_FEATURES) | ATTN_KEY_FEATURES, true },
     80,
     ANY_COMPUTE,

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
 }
 
 template <typename T, int D, keys_as AS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+__global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
                             const __grid_constant__ plan p)
 {
@@ -247,9 +247,9 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
                   "KB of a multiprocessor, of which each block takes one more");
     extern __shared__ __align__(1024) char memory[];
     ring_barriers &bars = *(ring_barriers *)(memory + barriers_at<T, D, AS>);
-    make_ready(copies, bars, WARPS);
+    make_ready(copies, bars, threads_of<D> / 32);
     typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
-    typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
+    typename copies_by_engine<T, many_rows_shape<D, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
@@ -291,7 +291,7 @@ cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t
 {
     const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
     cudaError_t code = cudaSuccess;
-    if constexpr (AS == KEYS_AS_T)
+    if constexpr (AS == KEYS_AS_T && D <= TILE_HEAD_DIM)
         if (p.stack) {
             typedef tall_shape<D> X;
             const size_t tall = sizeof(shared_with_boxes<X>) + sizeof(ring_barriers);
@@ -302,7 +302,7 @@ cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t
         }
     if (code == cudaSuccess) code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
     if (code != cudaSuccess) return code;
-    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
+    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, threads_of<D>, bytes, stream, copies, a, p);
 }
 
 template <typename T, int D, keys_as AS>
@@ -314,16 +314,27 @@ cudaError_t launch_few(copy_plan &copies, const cuda_args &a, const plan &p, int
                          few_bytes<T, D, AS>, stream, copies, a, p);
 }
 
+/* Launches the kernel for head sizes above 256, which has no form for float8 keys (see decode_has_float8_form()). */
+template <typename T, keys_as AS>
+cudaError_t launch_wide(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream,
+                        int D)
+{
+    if constexpr (AS == KEYS_AS_T)
+        return D == 512 ? launch<T, 512, AS>(copies, a, p, blocks, stream)
+                        : launch<T, 1024, AS>(copies, a, p, blocks, stream);
+    return cudaErrorInvalidValue;
+}
+
 template <typename T, keys_as AS>
 bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, const plan &p, int64_t blocks,
                 cudaStream_t stream, cudaError_t *code)
 {
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
-    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : widest <= 256 ? 256 : widest <= 512 ? 512 : 1024;
     /* `tile`: the least number of keys per tile, over all shapes. A box (one load of the copy engine) must lie within
      * one page and within one tile. */
-    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
+    const int tile = D > 256 ? 16 : D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;
     copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
@@ -338,7 +349,8 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     *code = p.few      ? launch_few<T, 128, AS>(copies, a, p, blocks, stream)
             : D == 64  ? launch<T, 64, AS>(copies, a, p, blocks, stream)
             : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
-                       : launch<T, 256, AS>(copies, a, p, blocks, stream);
+            : D == 256 ? launch<T, 256, AS>(copies, a, p, blocks, stream)
+                       : launch_wide<T, AS>(copies, a, p, blocks, stream, D);
     return true;
 }
 
