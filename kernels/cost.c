@@ -111,7 +111,6 @@ static const struct rate rates[] = {
     { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
     { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .08, .02, .00045, 60,  1.5,  1,  CUDA_MOST },
     { "sm90_wide",      ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00042, 60,  1.5,  .2, CUDA_MOST },
-    { "sm90_wide+decode", ATTN_OP_FORWARD, ANY,            HOPPER,   1000, .02, .04, .00042, 60,  1.5,  .2, CUDA_MOST },
     { "decode",         ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .08, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic+decode", ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .05, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  1000, .05, .02, .0022,  60,  1.2,  .2, CUDA_MOST },
@@ -303,11 +302,11 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem, or the long
- * sequences of a packed problem. For float32 there are no such kernels. */
+/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem. For float32
+ * there are no such kernels. */
 static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
-    return (r->family == GENERIC || (r->family == DECODE && d->packed)) && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
+    return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
@@ -361,7 +360,6 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     if (r->family == HOPPER || r->family == GENERIC) count_blocks(&w, r, plan, d, units);
     else if (r->family == DECODE || r->family == NARROW) w.heads = (double)d->B * (double)d->Hk;
     else if (r->family == SIMPLE) w.by[TILES] = w.by[WAITS] = w.by[ROWS];
-    if (r->family == DECODE && is_wide(r, plan, d)) w.tile_columns = wide_columns(d, false);
     return w;
 }
 

@@ -2,6 +2,7 @@
 #include "kernels/cuda/common/kernels.h"
 
 extern const cuda_kernel decode_forward;                                /* sm80/decode.cu */
+extern const cuda_kernel wide_decode_forward;                           /* sm80/decode_wide.cu */
 extern const cuda_kernel sm90_f8_forward;                               /* sm90/forward/f8_forward.cu */
 extern const cuda_kernel sm90_packed_forward, sm90_forward;             /* sm90/forward/forward.cu */
 extern const cuda_kernel sm90_packed_pairs_forward, sm90_pairs_forward; /* sm90/forward/forward_pairs.cu */
@@ -9,10 +10,9 @@ extern const cuda_kernel sm90_backward;                                 /* sm90/
 extern const cuda_kernel sm90_pairs_backward;                           /* sm90/backward/backward_pairs.cu */
 extern const cuda_kernel sm90_backward_256;                             /* sm90/backward/backward_256.cu */
 extern const cuda_kernel sm90_latent_forward;                           /* sm90/latent/latent.cu */
-extern const cuda_kernel sm90_packed_wide_forward, sm90_wide_forward;   /* sm90/wide/wide.cu */
+extern const cuda_kernel sm90_wide_forward;                             /* sm90/wide/wide.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/forward.cu */
-extern const cuda_kernel packed_wide_forward, wide_forward;             /* sm80/wide_forward.cu */
-extern const cuda_kernel wide_backward;                                 /* sm80/wide_backward.cu */
+extern const cuda_kernel wide_forward, wide_backward;                   /* sm80/wide_forward.cu, wide_backward.cu */
 extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;                     /* sm80/f32_forward.cu, sm80/f32_backward.cu */
 extern const cuda_kernel simple_forward, simple_backward;               /* simple/simple.cu */
@@ -23,14 +23,13 @@ extern const cuda_kernel simple_observe;                                /* simpl
 /* clang-format would put several kernels of the table on one line */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
-    &sm90_latent_forward,
     &decode_forward,
-    &sm90_packed_wide_forward,
+    &sm90_latent_forward,
+    &wide_decode_forward,
     &sm90_wide_forward,
     &sm90_packed_forward,
     &sm90_packed_pairs_forward,
     &generic_packed_forward,
-    &packed_wide_forward,
     &sm90_f8_forward,
     &sm90_forward,
     &sm90_pairs_forward,

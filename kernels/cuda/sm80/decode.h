@@ -8,18 +8,10 @@
 #define ATTN_CUDA_DECODE_H
 
 #include "kernels/cuda/common/kernels.h"
-#include "kernels/tiles.h"
 
-/* The most rows (queries times heads of a group) of a sequence that decode.cu computes. WIDE: with head sizes above 256,
- * where the sums of more rows do not fit in registers. */
-enum { DECODE_ROWS = 64, DECODE_WIDE_ROWS = 16 };
-ATTN_HD int decode_rows_of(const attn_dims &d)
-{
-    return attn_max64(d.D, d.Dv) > TILE_HEAD_DIM ? DECODE_WIDE_ROWS : DECODE_ROWS;
-}
+enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-int decode_block_bytes(const attn_geometry &g); /* the shared memory that a block of decode.cu needs, in bytes */
 size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
@@ -31,21 +23,21 @@ struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
+/* Like decode_by_engine(), for the splits of decode_wide.cu. It also returns false for float8 keys. */
+bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
+                           const decode_plan &p, int64_t blocks, cudaError_t *code);
+
 /* Returns whether the variant for float8 keys computes this problem. That variant handles scales of any size: see
- * load_permuted_queries(). Heads above 256 have no such variant. */
+ * load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
-    const attn_dims &d = plan->geometry.dims;
-    return plan->problem->k.dtype == ATTN_F8E4M3 && attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM &&
-           !(plan->features & ~features);
+    return plan->problem->k.dtype == ATTN_F8E4M3 && !(plan->features & ~features);
 }
 
 template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip, attn_plan *plan)
 {
-    if (!plan->geometry.dims.packed || !other.plan(chip, plan) || !decode_fits(plan->geometry) ||
-        decode_block_bytes(plan->geometry) > chip->shared_bytes)
-        return false;
+    if (!plan->geometry.dims.packed || !other.plan(chip, plan) || !decode_fits(plan->geometry)) return false;
     plan->workspace_bytes += decode_workspace(plan->geometry);
     return true;
 }
@@ -55,7 +47,7 @@ template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
     cuda_chip without = *chip;
-    without.decode_rows = decode_rows_of(plan->geometry.dims);
+    without.decode_rows = DECODE_ROWS;
     const cudaError_t code = other.launch(&without, stream, plan, (char *)workspace + decode_workspace(plan->geometry));
     return code == cudaSuccess && is_last_share(chip) ? decode_launch(chip, stream, plan, workspace) : code;
 }

@@ -103,7 +103,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.x = head_args_of(a, b, (int64_t)hk * g.group);
     const attn_sequence &s = place.x.s;
     const int64_t rows = s.Sq * g.group;
-    place.rows = rows <= decode_rows_of(g.dims) ? (int)rows : 0;
+    place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
     const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
     const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN,
                   length = split_keys(seen.hi - first, rows > NARROW, p.float8);

@@ -19,7 +19,6 @@
  * block's own columns of V, but a row that tensor cores cannot compute must be computed by one warp in all columns.
  * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
  * workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu. */
-#include "decode.h"
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -268,7 +267,6 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
     cuda_args a = cuda_args_of(chip, plan);
-    a.decode_rows = chip->decode_rows;
     uint8_t *const own = a.rows_later ? nullptr : (uint8_t *)workspace;
     if (own) {
         a.rows_found = own;
@@ -284,24 +282,14 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     return code;
 }
 
-const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
-
 } // namespace
 
 extern const cuda_kernel wide_forward = {
-    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3),
+      ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan,
     launch,
-    true,
-};
-extern const cuda_kernel packed_wide_forward = {
-    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM,
-      (ATTN_ALL_SCORES & ~PADDING_FEATURES) | ATTN_OPTION_BIT(KEY_DTYPE) },
-    80,
-    ANY_COMPUTE,
-    plan_with_decode<wide_forward>,
-    launch_with_decode<wide_forward>,
     true,
 };

@@ -102,7 +102,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
  * multiples of 128. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
-    SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16, .poison_unseen = true),
+    SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
+         .poison_unseen = true),
     SPEC(.name = "one head, lengths, sinks", .B = 3, SIZES(1, 0, 320), HEADS(1, 1), F16, .seqlens_k = true,
          .poison_unseen = true, .sinks = 1),
     SPEC(.name = "16 rows, causal", SIZES(4, 0, 1024), HEADS(4, 1), BF16, .causal = true),
@@ -192,18 +193,15 @@ void test_wide_decoding_splits_keys(void **state)
         { "decode", SPEC(.name = "keep_mask", SIZES(1, 300, 512), HEADS(4, 1), BF16, .keep_mask = 8,
                                 .keep = 0.5) },
         { "sm90_wide", SPEC(.name = "17 rows", SIZES(17, 300, 512), HEADS(1, 1), BF16) },
-        { "sm90_wide+decode", SPEC(.name = "packed", .sequences = 2, .q_lengths = { 1, 40 },
-                                          .k_lengths = { 300, 40 }, .D = 512, .Dv = 512, HEADS(2, 1), BF16) },
-        { "generic+decode", SPEC(.name = "packed, dropout", .sequences = 2, .q_lengths = { 1, 40 },
-                                        .k_lengths = { 300, 40 }, .D = 512, .Dv = 512, HEADS(2, 1), BF16,
-                                        .dropout_p = 0.5, .seed = 3) },
+        { "sm90_wide", SPEC(.name = "packed", .sequences = 2, .q_lengths = { 1, 40 }, .k_lengths = { 300, 40 }, .D = 512,
+                            .Dv = 512, HEADS(2, 1), BF16) },
         { "sm90_latent", SPEC(.name = "latent attention", MLA, .latent = true, .Sq = 1, .Sk = 256, BF16) },
     };
     /* clang-format on */
     const attn_capabilities *const can = attn_device_capabilities(bench.device);
     bool hopper = false;
     (void)state;
-    for (int n = 0; n < can->kernel_count; n++) hopper |= strcmp(can->kernels[n]->name, "sm90_wide+decode") == 0;
+    for (int n = 0; n < can->kernel_count; n++) hopper |= strcmp(can->kernels[n]->name, "sm90_wide") == 0;
     if (!hopper || getenv("ATTN_CUDA_FAMILY")) return;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
         struct fixture f;

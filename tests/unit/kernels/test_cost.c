@@ -84,7 +84,7 @@ static double seconds(struct problem *t, const char *kernel, int units)
 static void test_every_kernel_has_rates(void **state)
 {
     static const char *const cuda[] = { "decode",      "sm90+decode", "generic+decode", "sm90_f8", "sm90",
-                                        "sm90_latent", "sm90_wide",   "sm90_wide+decode", "generic", "simple" };
+                                        "sm90_latent", "sm90_wide",   "generic",        "simple" };
     (void)state;
     for (const char *const *name = simd_names; *name; name++)
         for (int dtype = ATTN_F32; dtype <= ATTN_F8E4M3; dtype++) {

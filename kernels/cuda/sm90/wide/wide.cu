@@ -1,6 +1,5 @@
 /* wide.cu: shapes of the Hopper forward for head sizes above 256, and which problems it takes. The kernel is in
  * wide_tiles.cuh. */
-#include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/wide/wide_tiles.cuh"
 
 namespace {
@@ -63,7 +62,6 @@ cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_p
     forward_job job;
     job.chip = chip, job.stream = stream, job.problem = p, job.memory = (char *)memory;
     job.given = cuda_args_of(chip, plan);
-    job.given.decode_rows = chip->decode_rows;
     const attn_dims &d = job.given.g.dims;
     job.place = {};
     job.place.extremes = wide_layout_of(p, d).extremes;
@@ -85,14 +83,5 @@ extern const cuda_kernel sm90_wide_forward = {
     90,
     plan_wide,
     launch_wide,
-    true,
-};
-extern const cuda_kernel sm90_packed_wide_forward = {
-    { "sm90_wide+decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM,
-      FEATURES & ~PADDING_FEATURES },
-    90,
-    90,
-    plan_with_decode<sm90_wide_forward>,
-    launch_with_decode<sm90_wide_forward>,
     true,
 };
