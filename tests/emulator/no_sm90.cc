@@ -39,7 +39,7 @@ bool decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const 
 }
 
 bool wide_decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const cuda_args &, const decode_plan &,
-                      int64_t, cudaError_t *)
+                           int64_t, cudaError_t *)
 {
     return false;
 }

@@ -573,9 +573,8 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * chip->step_seconds || is_decode(plan) ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
-        plan->kernel == &simple_observe.takes)
+    if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
     /* an observe (statistics of attention weights) keeps the marks of its rows in its kernels' own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
@@ -811,8 +810,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     const attn_dims &dims = plan->geometry.dims;
     const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
-    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || is_decode(plan) ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || is_decode(plan) || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
         return part;
     const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
                batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&

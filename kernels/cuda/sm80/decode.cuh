@@ -54,7 +54,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
     static_assert(!WIDE_HEAD || (!WIDE && STACK == 1 && AS == KEYS_AS_T), "the only form of wide heads");
     static const int D = D_, WM = WIDE ? 4 : STACK,
-                     WD = WIDE_HEAD         ? D / WARP_CHANNELS
+                     WD = WIDE_HEAD           ? D / WARP_CHANNELS
                           : D == 256 && !WIDE ? 2
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
@@ -627,8 +627,7 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-        sums.of_lane[warp][nt][lane] = make_float4(S[nt][0], S[nt][1], S[nt][2], S[nt][3]);
+    for (int nt = 0; nt < NT; nt++) sums.of_lane[warp][nt][lane] = make_float4(S[nt][0], S[nt][1], S[nt][2], S[nt][3]);
     __syncthreads();
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
@@ -659,6 +658,22 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
+/* Computes again, one by one, those rows of a split that tensor cores cannot compute; a warp computes a row. saved: the
+ * row of the workspace where the split's partial results begin. */
+template <class X>
+DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
+                        const split_place &keys, int64_t saved)
+{
+    const int N = X::WIDE_HEAD ? X::D / 32 : (int)CHANNELS; /* number of channels that a lane has in a row */
+    const attn_view &out = a.g.view[ATTN_T_out];
+    for (int r = threadIdx.x / 32; r < place.rows; r += X::THREADS / 32) {
+        const head_args y = head_args_of(a, place.x.b, sm.h[r]);
+        if (place.splits == 1)
+            forward_row<N>(a, y, sm.i[r], out, nullptr, X::SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
+        else repair_row<N>(a, y, sm.i[r], keys.first, keys.last, p.O + (saved + r) * X::D, p.ml + saved + r);
+    }
+}
+
 /* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
  * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
  * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows are those of `sequences`
@@ -682,7 +697,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
               d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
-    /* the channels of Q and K that the warp multiplies: CHANNELS channels from c0 on */
+    /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
     attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
@@ -789,9 +804,7 @@ again:
             __syncthreads();
         }
 
-        if (!idle) {
-            add_values<T, X, CHUNK, FEW_ADDRESSES>(O[0], S[0], values, d0, k0, lane);
-        }
+        if (!idle) add_values<T, X, CHUNK, FEW_ADDRESSES>(O[0], S[0], values, d0, k0, lane);
         ring.release();
     }
 
@@ -854,14 +867,7 @@ again:
     }
     if (clean) {
         __syncthreads();
-        /* number of channels that each lane of a warp has in a row that the warp computes alone */
-        const int N = X::WIDE_HEAD ? D / 32 : (int)CHANNELS;
-        for (int r = warp; r < rows; r += THREADS / 32) {
-            const head_args y = head_args_of(a, x.b, sm.h[r]);
-            if (single)
-                forward_row<N>(a, y, sm.i[r], out, nullptr, X::SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
-            else repair_row<N>(a, y, sm.i[r], keys.first, keys.last, p.O + (saved + r) * D, p.ml + saved + r);
-        }
+        repair_rows(sm, a, p, place, keys, saved);
     } else if (__syncthreads_or(!finite)) {
         clean = true;
         goto again;
@@ -962,8 +968,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }
     else if constexpr (D <= TILE_HEAD_DIM)
-        if (index < end)
-            split<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
+        if (index < end) split<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
 /* A block of decode_few(): computes splits of few rows. With p.ahead, the stream's previous kernel writes nothing that

@@ -308,8 +308,7 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
 }
 
 /* Launches combine_splits(), if a sequence has more than one split. overlap: see prepare(). */
-template <int D>
-cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
+template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
     if (y.rows == 0) return cudaSuccess;
     return launch_kernel(overlap, combine_splits<D>,

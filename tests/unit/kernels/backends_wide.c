@@ -190,11 +190,10 @@ void test_wide_decoding_splits_keys(void **state)
         { "decode", SPEC(.name = "16 rows", SIZES(2, 300, 1024), HEADS(8, 1), F16, .softcap = 5) },
         { "decode", SPEC(.name = "pages", .B = 2, SIZES(1, 320, 320), PAGES(16), HEADS(4, 1), BF16) },
         { "decode", SPEC(.name = "float8 keys", SIZES(1, 300, 512), HEADS(4, 1), BF16, .fp8_keys = true) },
-        { "decode", SPEC(.name = "keep_mask", SIZES(1, 300, 512), HEADS(4, 1), BF16, .keep_mask = 8,
-                                .keep = 0.5) },
+        { "decode", SPEC(.name = "keep_mask", SIZES(1, 300, 512), HEADS(4, 1), BF16, .keep_mask = 8, .keep = 0.5) },
         { "sm90_wide", SPEC(.name = "17 rows", SIZES(17, 300, 512), HEADS(1, 1), BF16) },
-        { "sm90_wide", SPEC(.name = "packed", .sequences = 2, .q_lengths = { 1, 40 }, .k_lengths = { 300, 40 }, .D = 512,
-                            .Dv = 512, HEADS(2, 1), BF16) },
+        { "sm90_wide", SPEC(.name = "packed", .sequences = 2, .q_lengths = { 1, 40 }, .k_lengths = { 300, 40 },
+                            .D = 512, .Dv = 512, HEADS(2, 1), BF16) },
         { "sm90_latent", SPEC(.name = "latent attention", MLA, .latent = true, .Sq = 1, .Sk = 256, BF16) },
     };
     /* clang-format on */
