@@ -161,6 +161,23 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
+/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time.
+ * PLACES: blocks that run on a multiprocessor at a time. */
+const int FULL = 4, PLACES = 3;
+
+/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
+ * GPU. This changes no bit of the results. */
+void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
+{
+    const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
+    if (d.packed || y.p.splits == 1 || rows > SPLIT_GROUP_ROWS ||
+        blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
+        return;
+    y.p.splits_per_block = SPLIT_GROUP;
+    y.p.walkers = (int)groups;
+    y.blocks = blocks;
+}
+
 /* Returns how many sequences with `rows` rows each a block of decode_stacks() can compute together. */
 template <int D> int sequences_of_stack(int64_t rows)
 {

@@ -69,7 +69,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 64) *
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
-    static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
+    static const int SLOTS = (WIDE_HEAD ? 5 : !WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
@@ -123,8 +123,8 @@ template <class X> struct shared {
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
-     * computed */
-    float split_group_O[SPLIT_GROUP_ROWS][X::D];
+     * computed; blocks of wide heads compute one split each */
+    float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
     float slope[X::BM];
@@ -686,8 +686,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
-    /* true: both of a lane's rows of O are rescaled together, and not at all while the maxima stay the same */
-    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD;
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled together */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -706,7 +705,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
         name_rows(sm, a, place, rows);
     };
-    const bool single = !X::STACKED && place.splits == 1, takes_split_groups = !X::STACKED && p.splits_per_block > 1;
+    const bool single = !X::STACKED && place.splits == 1,
+               takes_split_groups = !X::STACKED && !X::WIDE_HEAD && p.splits_per_block > 1;
     const float c = X::SCORE_MODS               ? 1
                     : X::FLOAT8 && x.scale == 0 ? 1
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E

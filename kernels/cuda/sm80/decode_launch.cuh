@@ -254,6 +254,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     const attn_dims &d = g.dims;
     launch_plan y = {};
     y.p.float8 = float8;
+    y.p.wide_heads = class_of(d) > TILE_HEAD_DIM;
     y.p.splits_per_block = 1;
     y.p.walkers = 1;
     if (d.packed) {
@@ -262,7 +263,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.extra = short_slots <= long_slots ? 1 : 17;
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
-        y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
+        y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
         /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
          * rows */
         y.combine_rows = 4;
@@ -270,7 +271,7 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         const int64_t rows = d.Sq * g.group;
         /* number of keys that at least one query may see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
-        const int64_t splits = most_splits(keys, rows > NARROW, float8);
+        const int64_t splits = most_splits(keys, rows > NARROW, float8, y.p.wide_heads);
         y.p.splits = y.p.walkers = (int)splits;
         y.blocks = d.B * splits * d.Hk;
         y.rows = splits > 1 ? d.B * d.Hk * splits * rows : 0;
@@ -314,23 +315,6 @@ template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_pla
     return launch_kernel(overlap, combine_splits<D>,
                          dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows, D / columns_of<D>), COMBINE_THREADS,
                          0, stream, a, y.p);
-}
-
-/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time.
- * PLACES: blocks that run on a multiprocessor at a time. */
-const int FULL = 4, PLACES = 3;
-
-/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
- * GPU. This changes no bit of the results. */
-inline void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
-{
-    const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
-    if (d.packed || y.p.splits == 1 || rows > SPLIT_GROUP_ROWS ||
-        blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
-        return;
-    y.p.splits_per_block = SPLIT_GROUP;
-    y.p.walkers = (int)groups;
-    y.blocks = blocks;
 }
 
 /* Returns whether the numbers of blocks are within a grid's limits. */

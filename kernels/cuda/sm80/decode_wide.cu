@@ -73,7 +73,6 @@ cudaError_t launch_wide_decode(const cuda_chip *chip, cudaStream_t stream, const
     launch_plan y = launch_plan_of(a.g, false);
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
     y.p.options = has_options(plan);
-    let_blocks_walk(y, chip, a.g.dims, a.g.dims.Sq * a.g.group);
     y.p.early = reads_no_more(a.g);
     place_partial_results(y, a.g.dims, workspace);
     return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, y, plan, stream)
