@@ -1,22 +1,22 @@
 /* decode_wide.cu: decoding with head sizes above 256. decode.cu explains the design: splits of the keys, one block
- * each, and combine_splits(). Wide heads have their splits at the same keys as other heads, and the results of splits
- * are added up in the same order.
+ * each, and combine_splits(). Results of splits are added up in the same order as those of other heads. Splits
+ * have at most 512 keys, so that one long sequence with one key/value head fills a GPU.
  *
  * The sums O of 16 rows and all columns do not fit in one warp's registers, so the warps of a block share the channels
  * and not the keys. A block has a warp for every WARP_CHANNELS channels: four warps up to head size 512, eight above.
  * Each warp multiplies its channels of Q and K for a tile of 16 keys. The block adds up these scores in shared memory
  * (add_up_scores()), every warp computes the same softmax of all scores, and multiplies P by its own columns of V:
  *
- *     for each tile j of keys:  wait K[j];  load V[j+1]
+ *     for each tile j of keys:  wait K[j];  load K[j+2]
  *                               S[warp] = Q K[j]^T over the warp's channels
  *                               S = sum of S[warp], in the order of the warps
  *                               mask;  m, l, P = softmax_step(S)
- *                               wait V[j];  load K[j+2];  O = rescale O + P V[j]  in the warp's columns
+ *                               wait V[j];  load V[j+2];  O = rescale O + P V[j]  in the warp's columns
  *
  * A tile of K or V is read once, by one block, whatever the number of columns. Problems have at most NARROW rows
  * (queries times heads of a group); wide_forward.cu and sm90/wide compute problems of more rows and packed sequences.
- * Float8 keys are converted one by one (see decode.cuh). Chips whose blocks cannot have the shared memory of
- * decode_wide_bytes() use wide_forward.cu: above head size 512 all but Hopper, otherwise 8.6 and 8.9. */
+ * Float8 keys are converted one by one (see decode.cuh). Chips whose blocks cannot have decode_wide_bytes of shared
+ * memory (110 KB up to head size 512, 219 KB above) use wide_forward.cu. */
 #include "decode_launch.cuh"
 
 namespace {

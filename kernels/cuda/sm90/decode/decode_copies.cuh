@@ -8,7 +8,7 @@
  * box of the whole split. Therefore no request waits for the page table.
  *
  *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
- *   empty[slot]   one arrival per warp that has read the tile; completes when all four warps have read it
+ *   empty[slot]   one arrival per warp that has read the tile; completes when all warps of the block have read it
  *
  * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
  * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the first
