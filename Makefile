@@ -40,7 +40,7 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 # libstdc++, which are linked statically. Files that take long to compile (CUDA_LONG) are started first, so that none of
 # them is compiled alone at the end.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
-CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
+CUDA_LONG := $(wildcard kernels/cuda/sm80/decode*.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)

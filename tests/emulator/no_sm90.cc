@@ -37,3 +37,9 @@ bool decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const 
 {
     return false;
 }
+
+bool wide_decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const cuda_args &, const decode_plan &,
+                           int64_t, cudaError_t *)
+{
+    return false;
+}

@@ -32,6 +32,7 @@
 #include "kernels/cuda/truth/truth.h"
 
 extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
+extern const cuda_kernel wide_decode_forward;             /* sm80/decode_wide.cu */
 extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
 extern const cuda_kernel simple_observe;                  /* simple/observe.cu */
 
@@ -560,6 +561,12 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
+/* Returns whether a kernel of decode.cu or decode_wide.cu computes the problem. */
+bool is_decode(const attn_plan *plan)
+{
+    return plan->kernel == &decode_forward.takes || plan->kernel == &wide_decode_forward.takes;
+}
+
 /* Returns the number of bytes for the marks of rows that kernels leave to a later launch (cuda_args.rows_later).
  * Returns 0 where kernels leave no row: in short problems, in decode.cu and in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
@@ -568,9 +575,8 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * chip->step_seconds || plan->kernel == &decode_forward.takes ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
-        plan->kernel == &simple_observe.takes)
+    if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
     /* the kernels of an observe (statistics of attention weights) keep the marks of its rows in their own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
@@ -840,8 +846,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     const attn_dims &dims = plan->geometry.dims;
     const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
-    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || kernel_of(plan) == &decode_forward ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || is_decode(plan) || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
         return part;
     const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
                batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
@@ -890,7 +896,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
 {
     cuda_chip chip = d->chip;
     const attn_dims &dims = plan->geometry.dims;
-    const bool decodes = kernel_of(plan) == &decode_forward;
+    const bool decodes = is_decode(plan);
     chip.counter = s->counter;
     chip.steps = steps;
     if ((attn_has_padding(&plan->geometry) || plan->problem->op == ATTN_OP_OBSERVE) && takes_step(&chip, 0)) {

@@ -2,6 +2,7 @@
 #include "kernels/cuda/common/kernels.h"
 
 extern const cuda_kernel decode_forward;                                /* sm80/decode.cu */
+extern const cuda_kernel wide_decode_forward;                           /* sm80/decode_wide.cu */
 extern const cuda_kernel sm90_f8_forward;                               /* sm90/forward/f8_forward.cu */
 extern const cuda_kernel sm90_packed_forward, sm90_forward;             /* sm90/forward/forward.cu */
 extern const cuda_kernel sm90_packed_pairs_forward, sm90_pairs_forward; /* sm90/forward/forward_pairs.cu */
@@ -23,6 +24,9 @@ extern const cuda_kernel simple_observe;                                /* simpl
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,
+    &sm90_latent_forward,
+    &wide_decode_forward,
+    &sm90_wide_forward,
     &sm90_packed_forward,
     &sm90_packed_pairs_forward,
     &generic_packed_forward,
@@ -30,8 +34,6 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &sm90_forward,
     &sm90_pairs_forward,
     &generic_forward,
-    &sm90_latent_forward,
-    &sm90_wide_forward,
     &wide_forward,
     &sm90_backward,
     &sm90_pairs_backward,

@@ -47,7 +47,7 @@
  * combine_splits() to start have waited already.
  *
  * On Hopper sm90/decode/decode.cu lets the copy engine (TMA) load keys and values where possible. Results have the same
- * bits.
+ * bits. decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
  * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
  * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
@@ -56,26 +56,9 @@
  * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
  * split with zeros in place of values that are not finite. In the end the block computes one by one those rows that see
  * a value that is not finite. */
-#include <atomic>
-
-#include "decode.cuh"
-#include "kernels/cuda/common/launch.cuh"
+#include "decode_launch.cuh"
 
 namespace {
-
-/* ---- Splits ------------------------------------------------------------------------------------------------------ */
-
-template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
-    decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    static_assert(shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>() <= 99 * 1024,
-                  "what every GPU from compute capability 8.0 on has");
-    extern __shared__ __align__(128) char memory[];
-    typename copies_by_threads<T, shape<D, false, SCORE_MODS, PAGED, AS>>::kept narrow;
-    typename copies_by_threads<T, shape<D, true, SCORE_MODS, PAGED, AS>>::kept wide;
-    walk_splits<T, D, SCORE_MODS, PAGED, AS, copies_by_threads>(a, p, memory, narrow, wide);
-}
 
 template <typename T, int D, bool PAGED, keys_as AS>
 __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
@@ -86,182 +69,6 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_few<T, D, PAGED, AS, copies_by_threads>(a, p, memory, kept);
 }
 
-/* ---- Combine ----------------------------------------------------------------------------------------------------- */
-
-enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
-
-/* Returns the sum of x over all threads of a block, in every thread of the block. */
-template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
-{
-    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* after this barrier no thread reads the warps' parts of the previous sum */
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    real sum = 0;
-    for (int w = 0; w < COMBINE_WARPS; w++) sum += (real)parts[w];
-    return sum;
-}
-
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It does not call functions of
- * rows.cuh, because a kernel that calls a function needs a stack and starts later. */
-DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
-{
-    static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
-    const attn_geometry &g = a.g;
-    const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v], &out = g.view[ATTN_T_out],
-                    &lse = g.view[ATTN_T_lse];
-    const int d = (int)threadIdx.x;
-    const bool has_q = d < g.dims.D, has_v = d < g.dims.Dv;
-    const float of_q = has_q ? load_float(q.dtype, q.data, attn_at(&q, x.b, x.h, x.s.q_start + i) + d) : 0;
-    const attn_range keys = attn_keys_of(&g, &x.s, i);
-    float unit = 1, o, m, l;
-#pragma unroll 1
-    /* In the first turn `unit` is 1. If a sum overflows, the second turn computes all sums again with a unit of
-     * 2^-40. */
-    for (int turn = 0; turn < 2; turn++) {
-        o = 0;
-        m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
-#pragma unroll 1
-        for (int64_t j = keys.lo; j < keys.hi; j++) {
-            if (!visible_by_mask(a, x, i, j)) continue;
-            const float of_k = has_q ? load_float(k.dtype, k.data, attn_key_at(&g, &k, x.b, x.hk, x.s.k_start + j) + d)
-                                     : 0;
-            const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
-                                     : 0;
-            float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* block_sum() gives all threads of the block the same qk */
-            const float z = fabsf(qk) <= FLT_MAX
-                                ? score(a, x, i, j, qk, &derivative)
-                                : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
-            const float m_new = z > m || z != z ? z : m;
-            const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
-            l = l * rescale + p;
-            const float kept = !a.drop_below || kept_of(a, dropout_head(a, x.b, x.h), i, j / 8) >> (j % 8) & 1
-                                   ? a.drop_scale
-                                   : 0;
-            o = o * rescale + p * kept * unit * of_v;
-            m = m_new;
-        }
-        if (turn == 1 || __syncthreads_and(l - l == 0 && o - o == 0)) break;
-        unit = 1.0f / (1ll << 40);
-    }
-    if (has_v && out.data)
-        store_float(out.dtype, out.data, attn_at(&out, x.b, x.h, x.s.q_start + i) + d,
-                    l == 0      ? 0
-                    : unit == 1 ? o * (x.v_scale / l)
-                                : o / l / unit * x.v_scale);
-    if (d == 0 && lse.data)
-        ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
-}
-
-/* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
- * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
- * the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are
- * computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
- * registers than that block. */
-template <int D>
-__global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
-                                                   : D == 128 ? 3
-                                                              : 2)
-    combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    const int C = D / 32;
-    __shared__ float part[COMBINE_WARPS][D];
-    __shared__ float2 parts_ml[COMBINE_WARPS];
-    __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that the block computes again, key by key; in shared memory, because registers are scarce */
-    __shared__ head_args of_head;
-    const attn_geometry &g = a.g;
-    const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* the stream's next kernel may start now; if it reads results of this kernel, it first waits for this kernel's
-     * end */
-    launch_dependents();
-    const group_place place = group_place_of(a, p, b, hk);
-    const head_args &x = place.x;
-    const int rows = place.rows, splits = place.splits;
-    wait_for_prerequisites();
-    if (rows == 0 || splits == 1) return;
-    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: the row must be computed alone, key by
-     * key */
-    uint32_t repair = 0;
-    for (int r = blockIdx.y; r < rows; r += gridDim.y) {
-        const int i = r / group, h = (int)x.h + r % group;
-        const float2 *ml = p.ml + place.saved + r;
-        const float *O = p.O + (place.saved + r) * D + lane * C;
-        const float sink = sink_in_base_2(sink_of(a, h));
-        /* where a block adds up a split group (SPLIT_GROUP neighbouring splits), the group has one partial result;
-         * otherwise each split has one */
-        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
-        float m = -CUDART_INF_F, l = 0, o[C] = {};
-        for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
-            const int count = min(each, splits - s);
-            float2 ml_of[SPLIT_GROUP];
-            float O_of[SPLIT_GROUP][C], m_group = -CUDART_INF_F, l_group = 0, o_group[C] = {};
-#pragma unroll
-            for (int n = 0; n < SPLIT_GROUP; n++) {
-                if (n >= count) break;
-                ml_of[n] = ml[(int64_t)(s + n) * rows];
-#pragma unroll
-                for (int e = 0; e < C; e += 2) {
-                    const float2 two = *(const float2 *)(O + (int64_t)(s + n) * rows * D + e);
-                    O_of[n][e] = two.x, O_of[n][e + 1] = two.y;
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < SPLIT_GROUP; n++) {
-                if (n >= count) break;
-                const fold f(m_group, ml_of[n].x);
-                m_group = f.m, l_group = f(l_group, ml_of[n].y);
-#pragma unroll
-                for (int e = 0; e < C; e++) o_group[e] = f(o_group[e], O_of[n][e]);
-            }
-            const fold f(m, m_group);
-            m = f.m, l = f(l, l_group);
-#pragma unroll
-            for (int e = 0; e < C; e++) o[e] = f(o[e], o_group[e]);
-        }
-#pragma unroll
-        for (int e = 0; e < C; e++) part[warp][lane * C + e] = o[e];
-        if (lane == 0) parts_ml[warp] = make_float2(m, l);
-        __syncthreads();
-        float top = sink;
-        for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
-        const float base = top == -CUDART_INF_F ? 0 : top;
-        /* the sink is added once per row, not once per split */
-        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
-#pragma unroll
-        for (int w = 0; w < COMBINE_WARPS; w++) {
-            factors[w] = exp2_fast(parts_ml[w].x - base);
-            sum += factors[w] * parts_ml[w].y;
-        }
-        const float factor = sum == 0 ? 0 : x.v_scale / sum;
-        const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
-        bool finite = sum - sum == 0 && (p.options              ? is_sound_score<true>(top)
-                                         : top != -CUDART_INF_F ? is_sound_score<false>(top)
-                                                                : !sees_keys(g, x.s, i));
-        for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
-            float value = 0;
-#pragma unroll
-            for (int w = 0; w < COMBINE_WARPS; w++) value += factors[w] * part[w][d];
-            finite &= value - value == 0;
-            store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
-        }
-        if (threadIdx.x == 0 && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* sets the row's bit if the row must be computed alone, key by key; after this barrier the next row may
-         * overwrite `part` */
-        repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
-    }
-    for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
-        if (repair & 1) {
-            __syncthreads(); /* after this barrier no thread reads `of_head` of the previous row */
-            if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
-            __syncthreads();
-            forward_row_by_block(a, of_head, r / group, parts_sum);
-        }
-}
-
 /* ---- Several sequences over one prefix --------------------------------------------------------------------------- */
 
 template <typename T, int D>
@@ -269,89 +76,13 @@ __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
     decode_stacks(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     typedef stack_shape<D> X;
-    static_assert(sizeof(shared<X>) <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
+    static_assert(sizeof(shared<X>) <= LEAST_SHARED_BYTES, "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
     typename copies_by_threads<T, X>::kept kept;
     walk_stack<T, X, copies_by_threads>(a, p, memory, kept);
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
-
-int class_of(const attn_dims &d)
-{
-    const int64_t D = attn_max64(d.D, d.Dv);
-    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
-}
-
-/* What the launch of a problem needs: the plan, the number of blocks, the bytes of workspace. */
-struct launch_plan {
-    plan p;
-    int64_t blocks;
-    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
-    /* number of rows of partial results in the workspace (a row of O for each split); 0: no sequence has more than one
-     * split */
-    int64_t rows;
-};
-
-/* Plans the launch. With `float8` it is planned for the variant with float8 keys, which never has more splits than the
- * variant with 16-bit keys. */
-launch_plan launch_plan_of(const attn_geometry &g, bool float8)
-{
-    const attn_dims &d = g.dims;
-    launch_plan y = {};
-    y.p.float8 = float8;
-    y.p.splits_per_block = 1;
-    y.p.walkers = 1;
-    if (d.packed) {
-        const int64_t short_slots = d.total_k / 128 + d.B, long_slots = d.total_k / 1024 + 17 * d.B;
-        y.p.unit = short_slots <= long_slots ? 128 : 1024;
-        y.p.extra = short_slots <= long_slots ? 1 : 17;
-        y.p.head_rows = d.total_k / KEYS_A_ROW;
-        y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
-        y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
-         * rows */
-        y.combine_rows = 4;
-    } else {
-        const int64_t rows = d.Sq * g.group;
-        /* number of keys that at least one query may see */
-        const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
-        const int64_t splits = most_splits(keys, rows > NARROW, float8);
-        y.p.splits = y.p.walkers = (int)splits;
-        y.blocks = d.B * splits * d.Hk;
-        y.rows = splits > 1 ? d.B * d.Hk * splits * rows : 0;
-        y.combine_rows = (unsigned)rows;
-    }
-    return y;
-}
-
-/* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
-enum { DEVICES = 64 };
-struct once {
-    /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
-    std::atomic<int> state[DEVICES];
-};
-
-/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if the code was made for compute
- * capability 9.0: combine_splits() may then start before decode_splits() ends. */
-template <typename Main, typename Combine>
-cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
-{
-    int device = 0;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code != cudaSuccess) return code;
-    int state = device < DEVICES ? known.state[device].load() : 0;
-    if (state == 0) {
-        cudaFuncAttributes attributes;
-        code = cudaFuncSetAttribute(main, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-        if (code == cudaSuccess) code = cudaFuncGetAttributes(&attributes, combine);
-        if (code != cudaSuccess) return code;
-        state = attributes.ptxVersion >= 90 ? 2 : 1;
-        if (device < DEVICES) known.state[device].store(state);
-    }
-    *overlap = state == 2;
-    return cudaSuccess;
-}
 
 template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {
@@ -394,9 +125,7 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const launch_plan 
             code = launch_kernel(overlap, kernel, grid_of_splits(a.g.dims, y.p, y.blocks), THREADS, bytes, stream, a,
                                  y.p);
     }
-    if (code != cudaSuccess || y.rows == 0) return code;
-    return launch_kernel(overlap, combine_splits<D>, dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows),
-                         COMBINE_THREADS, 0, stream, a, y.p);
+    return code == cudaSuccess ? launch_combine<D>(a, y, overlap, stream) : code;
 }
 
 template <typename T, int D, bool PAGED>
@@ -466,11 +195,6 @@ void let_rows_be_stacked(launch_plan &y, const cuda_chip *chip, const attn_dims 
     y.blocks = d.B * d.Hk * y.p.walkers;
 }
 
-size_t workspace_of(const attn_geometry &g)
-{
-    return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
-}
-
 bool plan_decode(const cuda_chip *, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -484,23 +208,12 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
  * within a grid's limits. */
 bool decode_fits(const attn_geometry &g)
 {
-    const attn_dims &d = g.dims;
-    return g.group <= DECODE_ROWS && launch_plan_of(g, false).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+    return g.group <= DECODE_ROWS && blocks_fit(g);
 }
 
 size_t decode_workspace(const attn_geometry &g)
 {
     return (workspace_of(g) + 1023) / 1024 * 1024;
-}
-
-/* Returns whether the kernels read no other tensors than q, k and v. */
-static bool reads_no_more(const attn_geometry &g)
-{
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (g.view[id].data && attn_tensors[id].role == ATTN_ROLE_IN && id != ATTN_T_q && id != ATTN_T_k &&
-            id != ATTN_T_v)
-            return false;
-    return !g.cu_q && !g.cu_k && !g.seqlens_k && !g.page_table;
 }
 
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
@@ -517,10 +230,7 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
     y.p.early = reads_no_more(a.g);
     y.p.few = is_few(y, plan, rows);
     y.p.ahead = y.p.few && chip->after_decode;
-    if (y.rows) {
-        y.p.O = (float *)workspace;
-        y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
-    }
+    place_partial_results(y, a.g.dims, workspace);
     if (plan->problem->q.dtype == ATTN_BF16)
         return has_pages(plan) ? launch_for<__nv_bfloat16, true>(chip, a, y, plan, stream)
                                : launch_for<__nv_bfloat16, false>(chip, a, y, plan, stream);

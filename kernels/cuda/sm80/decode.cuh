@@ -42,25 +42,41 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
 enum { STACK_TILES = 2 };
 
+/* Head sizes above 256 (WIDE_HEAD) have blocks whose warps have WARP_CHANNELS channels each. */
+enum { WARP_CHANNELS = 128 };
+
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
  * (WD). Tiles of float8 keys have twice as many keys as tiles of 16-bit keys, or the ring has twice as many slots. FEW:
- * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. */
+ * the block has at most 8 rows, and computes O^T as V^T P^T, with half the products and half the registers. WIDE_HEAD:
+ * a warp multiplies its own channels of Q and K, and the warps add up their scores (see add_up_scores()). */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
-    static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
+    static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
+    static_assert(!WIDE_HEAD || (!WIDE && STACK == 1 && AS == KEYS_AS_T), "the only form of wide heads");
+    static const int D = D_, WM = WIDE ? 4 : STACK,
+                     WD = WIDE_HEAD           ? D / WARP_CHANNELS
+                          : D == 256 && !WIDE ? 2
+                                              : 1,
+                     WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
     static const bool STACKED = STACK > 1; /* true: a block has STACK times 16 rows, from several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
-                     BN = (D == 256           ? 32
+                     BN = (WIDE_HEAD          ? 16
+                           : D == 256         ? 32
                            : D == 64 && !WIDE ? 128
                                               : 64) *
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
-    static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
+    static const int SLOTS = (WIDE_HEAD ? 5 : !WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
+
+/* The shape of a block with more than NARROW rows. Head sizes above 256 have no such shape; the narrow shape stands in
+ * its place. */
+template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
+using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
 /* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
@@ -76,18 +92,28 @@ enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
  * has room for at most two blocks. */
 #if __CUDA_ARCH__ >= 900
-template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
+template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 1024 ? 1 : D >= 256 || SCORE_MODS ? 2 : 3;
 #else
-template <int D, bool SCORE_MODS> constexpr int blocks_of = 2;
+template <int D, bool SCORE_MODS> constexpr int blocks_of = D > TILE_HEAD_DIM ? 1 : 2;
 #endif
+
+/* Number of threads of a block that computes splits with head sizes up to D. */
+template <int D> constexpr int threads_of = shape<D, false, false, false, KEYS_AS_T>::THREADS;
+
+/* The scores of a tile of keys, as each warp has computed them from its own channels: for each block of 8 keys the
+ * four accumulators of each lane. Empty up to head size 256. */
+template <class X> struct scores_of_warps {
+    float4 of_lane[X::WIDE_HEAD ? X::WD : 1][X::WIDE_HEAD ? X::KW / 8 : 1][X::WIDE_HEAD ? 32 : 1];
+};
 
 template <class X> struct shared {
     struct tiles {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
-        float S[X::SCORE_MODS ? WARPS : 1][16]
+        float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
                [X::SCORE_MODS ? X::KW + 4 : 1];
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* of two tiles of keys in turn */
     };
     union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
@@ -97,8 +123,8 @@ template <class X> struct shared {
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
     /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
-     * computed */
-    float split_group_O[SPLIT_GROUP_ROWS][X::D];
+     * computed; blocks of wide heads compute one split each */
+    float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
     float slope[X::BM];
@@ -109,12 +135,14 @@ template <class X> struct shared {
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). It writes the
- * result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it. */
+ * result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it. A
+ * lane has N channels. */
+template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
     const attn_geometry &g = a.g;
-    float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], derivative, m = -CUDART_INF_F, l = 0;
+    float q[N], o[N] = {}, k[N], v[N], derivative, m = -CUDART_INF_F, l = 0;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     for (int64_t j = attn_max64(keys.lo, first); j < attn_min64(keys.hi, last); j++) {
@@ -126,13 +154,13 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
                     kept = e * dropout(a, x, i, j);
         load_key(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
         l = l * rescale + e;
-        for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
+        for (int c = 0; c < N; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
     }
     bool finite = l - l == 0 && is_sound_score<false>(m);
-    for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+    for (int c = 0; c < N; c++) finite &= o[c] - o[c] == 0;
     if (__all_sync(0xffffffff, finite)) return;
-    for (int c = 0; c < CHANNELS; c++)
+    for (int c = 0; c < N; c++)
         if (c * 32 + threadIdx.x % 32 < g.dims.Dv) O[c * 32 + threadIdx.x % 32] = o[c];
     if (threadIdx.x % 32 == 0) *ml = make_float2(m == -CUDART_INF_F ? m : in_base_2(m), l);
 }
@@ -456,7 +484,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
     auto split_group_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.split_group_ml[r]; };
     __syncthreads(); /* after this barrier the workspace has the rows that repair_row() wrote */
-    for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
+    for (int n = threadIdx.x; n < rows * (D / 4); n += X::THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
         const float4 before = first ? make_float4(0, 0, 0, 0) : *(const float4 *)&sm.split_group_O[r][d];
@@ -592,6 +620,27 @@ DEVICE void wait_and_let_begin()
     launch_dependents();
 }
 
+/* Replaces S, the scores that a warp has computed from its own channels, by the sum over all warps, added up in the
+ * order of the warps. Then all warps have the same scores. The next tile of keys must have its scores elsewhere
+ * (`sums`), because a slow warp may still read the scores of this tile. */
+template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_of_warps<X> &sums)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) sums.of_lane[warp][nt][lane] = make_float4(S[nt][0], S[nt][1], S[nt][2], S[nt][3]);
+    __syncthreads();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        float4 sum = sums.of_lane[0][nt][lane];
+#pragma unroll
+        for (int w = 1; w < X::WD; w++) {
+            const float4 more = sums.of_lane[w][nt][lane];
+            sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+        }
+        S[nt][0] = sum.x, S[nt][1] = sum.y, S[nt][2] = sum.z, S[nt][3] = sum.w;
+    }
+}
+
 /* Adds O += P V for one tile of V, from row k0 of the tile on. The warp computes columns of O from d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
@@ -609,6 +658,22 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
+/* Computes again, one by one, those rows of a split that tensor cores cannot compute; a warp computes a row. saved: the
+ * row of the workspace where the split's partial results begin. */
+template <class X>
+DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
+                        const split_place &keys, int64_t saved)
+{
+    const int N = X::WIDE_HEAD ? X::D / 32 : (int)CHANNELS; /* number of channels that a lane has in a row */
+    const attn_view &out = a.g.view[ATTN_T_out];
+    for (int r = threadIdx.x / 32; r < place.rows; r += X::THREADS / 32) {
+        const head_args y = head_args_of(a, place.x.b, sm.h[r]);
+        if (place.splits == 1)
+            forward_row<N>(a, y, sm.i[r], out, nullptr, X::SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
+        else repair_row<N>(a, y, sm.i[r], keys.first, keys.last, p.O + (saved + r) * X::D, p.ml + saved + r);
+    }
+}
+
 /* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
  * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
  * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows are those of `sequences`
@@ -621,6 +686,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled together */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -630,6 +696,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
               d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
+    /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
+    const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
     attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
     const auto prepare_rows = [&] {
@@ -637,7 +705,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
         name_rows(sm, a, place, rows);
     };
-    const bool single = !X::STACKED && place.splits == 1, takes_split_groups = !X::STACKED && p.splits_per_block > 1;
+    const bool single = !X::STACKED && place.splits == 1,
+               takes_split_groups = !X::STACKED && !X::WIDE_HEAD && p.splits_per_block > 1;
     const float c = X::SCORE_MODS               ? 1
                     : X::FLOAT8 && x.scale == 0 ? 1
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
@@ -667,18 +736,20 @@ again:
         float S[1][NT][4] = {};
         if (!idle) {
             const auto rows_of_k = [&](uint32_t(&f)[4], int nt, int kk) {
-                keys_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, tile, k0 + nt * 8, kk * 16, lane);
+                keys_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, tile + c0 * (CHUNK == X::WIDTH ? 1 : BN), k0 + nt * 8,
+                                                            kk * 16, lane);
             };
             const auto of_q = [&](uint32_t(&f)[4], int kk) {
                 if constexpr (X::FEW) few_queries_of<D>(f, sm.tile.Q, kk * 16, lane);
-                else queries_of<D, FEW_ADDRESSES>(f, sm.tile.Q, m0, kk * 16, lane);
+                else queries_of<D, FEW_ADDRESSES>(f, sm.tile.Q + c0, m0, kk * 16, lane);
             };
             if constexpr (X::FLOAT8) {
                 if (halves) scores_of_float8<__half, D>(S[0], of_q, rows_of_k);
                 else scores_of_float8<T, D>(S[0], of_q, rows_of_k);
             } else
-                scores<T, D>(
+                scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
+            if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
             const int column = j * BN + k0; /* the first of this warp's keys in tile j */
             if (X::SCORE_MODS) {
                 head_args y = x;
@@ -709,12 +780,12 @@ again:
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
                 m[half] = m_new;
-                if (!X::FEW && !X::STACKED && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
+                if (!X::FEW && !RESCALE_AT_ONCE && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
                     multiply_row(O[0], half, rescale[half]);
             }
             if constexpr (X::FEW) {
                 if (!__all_sync(0xffffffff, rescale[0] == 1)) multiply_turned_rows(O[0], rescale[0]);
-            } else if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1))
+            } else if (RESCALE_AT_ONCE && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1))
                 multiply_rows(O[0], rescale);
             if (X::SCORE_MODS && a.drop_below)
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
@@ -733,9 +804,7 @@ again:
             __syncthreads();
         }
 
-        if (!idle) {
-            add_values<T, X, CHUNK, FEW_ADDRESSES>(O[0], S[0], values, d0, k0, lane);
-        }
+        if (!idle) add_values<T, X, CHUNK, FEW_ADDRESSES>(O[0], S[0], values, d0, k0, lane);
         ring.release();
     }
 
@@ -798,11 +867,7 @@ again:
     }
     if (clean) {
         __syncthreads();
-        for (int r = warp; r < rows; r += WARPS) {
-            const head_args y = head_args_of(a, x.b, sm.h[r]);
-            if (single) forward_row(a, y, sm.i[r], out, nullptr, X::SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
-            else repair_row(a, y, sm.i[r], keys.first, keys.last, p.O + (saved + r) * D, p.ml + saved + r);
-        }
+        repair_rows(sm, a, p, place, keys, saved);
     } else if (__syncthreads_or(!finite)) {
         clean = true;
         goto again;
@@ -819,7 +884,7 @@ template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, cl
 constexpr size_t shared_bytes()
 {
     const size_t narrow = sizeof(typename RING<T, shape<D, false, SCORE_MODS, false, AS>>::memory),
-                 wide = sizeof(typename RING<T, shape<D, true, SCORE_MODS, false, AS>>::memory);
+                 wide = sizeof(typename RING<T, many_rows_shape<D, SCORE_MODS, false, AS>>::memory);
     return narrow > wide ? narrow : wide;
 }
 
@@ -858,7 +923,7 @@ template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
 {
-    const bool STACKS = PAGED && !SCORE_MODS && AS == KEYS_AS_T;
+    const bool STACKS = PAGED && !SCORE_MODS && AS == KEYS_AS_T && D <= TILE_HEAD_DIM;
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
     int b, index;
     if (!p.early) wait_for_prerequisites();
@@ -902,7 +967,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }
-    else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
+    else if constexpr (D <= TILE_HEAD_DIM)
+        if (index < end) split<T, many_rows_shape<D, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
 /* A block of decode_few(): computes splits of few rows. With p.ahead, the stream's previous kernel writes nothing that

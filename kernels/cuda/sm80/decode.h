@@ -23,6 +23,10 @@ struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
+/* Like decode_by_engine(), for the splits of decode_wide.cu. It also returns false for float8 keys. */
+bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
+                           const decode_plan &p, int64_t blocks, cudaError_t *code);
+
 /* Returns whether the variant for float8 keys computes this problem. That variant handles scales of any size: see
  * load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)

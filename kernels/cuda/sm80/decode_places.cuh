@@ -24,8 +24,9 @@ struct decode_plan {
     /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; only with
      * `few` */
     bool ahead;
-    bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
-    bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
+    bool float8;     /* true: keys and values are float8, and the variant for float8 keys computes them */
+    bool wide_heads; /* true: D or Dv is above 256 */
+    bool options;    /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
     /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
      * launched */
     int stack;
@@ -57,11 +58,13 @@ enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 /* Returns the number of keys of a split. A split must be long enough that partial results take little time, and short
  * enough that every multiprocessor is busy to the end; sixteen splits of each of eight key/value heads fill a GPU.
  * Splits are longer where a block has more rows (`wide`), whose partial results are larger. Float8 splits of long
- * sequences are longer, because reading their keys takes half as long. */
-template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
+ * sequences are longer, because reading their keys takes half as long. Splits of wide heads (above 256) are shorter,
+ * because their keys are larger. */
+template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
     const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
-        most = wide                           ? 2048
+        most = wide_heads                     ? 512
+               : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
     const I even = ((keys + 15) / 16 + least - 1) & -least;
@@ -70,9 +73,9 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
 
 /* Returns the largest number of splits that a sequence of up to `keys` keys may have. More keys may have fewer splits:
  * 2048 keys have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
-inline int64_t most_splits(int64_t keys, bool wide, bool float8)
+inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads)
 {
-    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
+    const int64_t least = wide ? 512 : 128, most = wide_heads ? 512 : wide ? 2048 : 1024;
     if (keys <= 16 * least) return attn_max64(1, attn_tiles(keys, least));
     if (float8 && !wide && keys > LONG_FLOAT8) return attn_max64(LONG_FLOAT8 / most, attn_tiles(keys, MOST_FLOAT8));
     return attn_max64(16, attn_tiles(keys, most));
@@ -106,7 +109,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
     const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
     const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN,
-                  length = split_keys(seen.hi - first, rows > NARROW, p.float8);
+                  length = split_keys(seen.hi - first, rows > NARROW, p.float8, p.wide_heads);
     place.first = (int)first;
     place.last = (int)seen.hi;
     place.length = (int)length;
@@ -138,7 +141,7 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
     place.first = lo & -SPLIT_ALIGN;
     place.last = hi;
     const int keys = hi - place.first;
-    place.length = (int)split_keys(keys, false, p.float8);
+    place.length = (int)split_keys(keys, false, p.float8, false);
     place.splits = hi > lo ? (int)((uint32_t)(keys + place.length - 1) / (uint32_t)place.length) : 1;
     place.saved = ((int64_t)b * g.dims.Hk + hk) * p.splits * place.rows;
     return place;

@@ -84,6 +84,10 @@ void test_random_problems_agree_with_the_reference(void **state);
 void test_wide_heads_agree_with_the_reference(void **state);
 void test_random_wide_heads_agree_with_the_reference(void **state);
 void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state);
+void test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
+void test_random_wide_decoding_agrees_with_the_reference(void **state);
+void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state);
+void test_wide_decoding_splits_keys(void **state);
 /* backends_decode.c */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
 void test_random_decoding_agrees_with_the_reference(void **state);

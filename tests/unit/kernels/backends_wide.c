@@ -92,3 +92,125 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     assert_same_bits_alone_and_among_others(random_wide_spec, 6);
 }
+
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+
+/* clang-format off: each row of the table stays on one line */
+
+/* Few queries over keys with wide heads. Sk is set by the test. The kernel for decoding takes up to 16 rows (queries
+ * times heads of a group) of wide heads, has one form up to head size 512 and another above, and splits keys at
+ * multiples of 128. */
+static const struct spec wide_decode_forms[] = {
+    SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
+    SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
+         .poison_unseen = true),
+    SPEC(.name = "one head, lengths, sinks", .B = 3, SIZES(1, 0, 320), HEADS(1, 1), F16, .seqlens_k = true,
+         .poison_unseen = true, .sinks = 1),
+    SPEC(.name = "16 rows, causal", SIZES(4, 0, 1024), HEADS(4, 1), BF16, .causal = true),
+    SPEC(.name = "17 rows, causal", SIZES(17, 0, 384), HEADS(1, 1), F16, .causal = true),
+    SPEC(.name = "pages of 8, window", .B = 2, SIZES(3, 0, 768), PAGES(8), HEADS(2, 1), BF16, WINDOW(300, 2)),
+    SPEC(.name = "softcap, ALiBi, pages of 7", .B = 2, SIZES(2, 0, 512), PAGES(7), HEADS(4, 2), F16, .softcap = 20,
+         .alibi = 1, .causal = true),
+    SPEC(.name = "bias, keep_mask, dropout", SIZES(2, 0, 576), HEADS(6, 1), BF16, .bias = 4, .bias_hidden = 0.2,
+         .keep_mask = 8, .keep = 0.6, .dropout_p = 0.2, .seed = 9),
+    SPEC(.name = "float8 keys", .B = 2, SIZES(1, 0, 512), HEADS(8, 2), BF16, .fp8_keys = true, .fp8_scales = true),
+    SPEC(.name = "float8 keys, pages", .B = 2, SIZES(1, 0, 640), PAGES(16), HEADS(4, 1), F16, .fp8_keys = true),
+    SPEC(.name = "float8", SIZES(2, 0, 300), HEADS(4, 1), FP8, .fp8_scales = true),
+    SPEC(.name = "values of other sizes than keys", .Sq = 1, .D = 80, .Dv = 1000, HEADS(4, 2), BF16),
+    SPEC(.name = "values of one channel", .Sq = 3, .D = 1001, .Dv = 1, HEADS(2, 1), F16, .strided = true),
+    SPEC(.name = "NaN in v", SIZES(2, 0, 512), HEADS(4, 1), BF16, .poison = 2, .causal = true),
+    SPEC(.name = "NaN in k, window", SIZES(4, 0, 1024), HEADS(1, 1), F16, WINDOW(9, 0), .poison = 1),
+    SPEC(.name = "huge scores", SIZES(1, 0, 512), HEADS(2, 1), BF16, .q_amp = 1e5),
+};
+/* clang-format on */
+
+void test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
+{
+    static const int64_t keys[] = { 0, 1, 15, 17, 128, 129, 700, 2049 };
+    int failed = 0;
+    (void)state;
+    for (size_t f = 0; f < ARRAY_SIZE(wide_decode_forms); f++)
+        for (size_t n = 0; n < ARRAY_SIZE(keys); n++) {
+            struct spec s = wide_decode_forms[f];
+            s.Sk = s.page_size ? attn_tiles(keys[n], s.page_size) * s.page_size : keys[n];
+            s.data_seed = f * 100 + n;
+            if (is_brief() && (f + n) % 4) continue;
+            if (!agrees(&s)) failed++;
+        }
+    assert_int_equal(failed, 0);
+}
+
+/* Returns a random problem like random_wide_spec(), but a forward with few rows and many keys. */
+static struct spec random_wide_decode_spec(uint64_t seed)
+{
+    struct rng r = { seed * UINT64_C(0xbf58476d1ce4e5b9) + 3 };
+    struct spec s = random_wide_spec(seed);
+    const int64_t rows = rng_between(&r, 1, 18);
+    s.op = ATTN_OP_FORWARD;
+    s.dlse = s.give_forward = s.no_dout = false;
+    if (s.dtype == ATTN_F32) s.dtype = s.out_dtype = rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
+    if (s.bias_dtype != ATTN_F32) s.bias_dtype = s.dtype;
+    s.Sq = rng_chance(&r, 0.5) ? 1 : rng_between(&r, 1, rows);
+    s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
+    s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 400) : rng_between(&r, 400, 1200);
+    /* some sequences have few rows and others many, because kernels treat few and many rows differently */
+    for (int n = 0; n < s.sequences; n++) {
+        s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 40)
+                                                   : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
+        s.k_lengths[n] = (int)rng_between(&r, 0, 300);
+    }
+    s.page_size = 0;
+    if (rng_chance(&r, 0.3)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
+    return s;
+}
+
+void test_random_wide_decoding_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    random_problems_agree(random_wide_decode_spec, env_number("ATTN_RANDOM_SEED", 1),
+                          env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT / 3));
+}
+
+void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state)
+{
+    (void)state;
+    assert_same_bits_alone_and_among_others(random_wide_decode_spec, 6);
+}
+
+/* A GPU computes few rows of wide heads with the kernel that splits keys. Other kernels read all keys of a head with
+ * one thread block. Latent attention has a faster kernel, which reads each key once for both products. */
+void test_wide_decoding_splits_keys(void **state)
+{
+    /* clang-format off: each row of the table stays on one line */
+    static const struct {
+        const char *kernel; /* the kernel's name on Hopper */
+        struct spec spec;
+    } cases[] = {
+        { "decode", SPEC(.name = "one query", SIZES(1, 300, 512), HEADS(8, 1), BF16) },
+        { "decode", SPEC(.name = "16 rows", SIZES(2, 300, 1024), HEADS(8, 1), F16, .softcap = 5) },
+        { "decode", SPEC(.name = "pages", .B = 2, SIZES(1, 320, 320), PAGES(16), HEADS(4, 1), BF16) },
+        { "decode", SPEC(.name = "float8 keys", SIZES(1, 300, 512), HEADS(4, 1), BF16, .fp8_keys = true) },
+        { "decode", SPEC(.name = "keep_mask", SIZES(1, 300, 512), HEADS(4, 1), BF16, .keep_mask = 8, .keep = 0.5) },
+        { "sm90_wide", SPEC(.name = "17 rows", SIZES(17, 300, 512), HEADS(1, 1), BF16) },
+        { "sm90_wide", SPEC(.name = "packed", .sequences = 2, .q_lengths = { 1, 40 }, .k_lengths = { 300, 40 },
+                            .D = 512, .Dv = 512, HEADS(2, 1), BF16) },
+        { "sm90_latent", SPEC(.name = "latent attention", MLA, .latent = true, .Sq = 1, .Sk = 256, BF16) },
+    };
+    /* clang-format on */
+    const attn_capabilities *const can = attn_device_capabilities(bench.device);
+    bool hopper = false;
+    (void)state;
+    for (int n = 0; n < can->kernel_count; n++) hopper |= strcmp(can->kernels[n]->name, "sm90_wide") == 0;
+    if (!hopper || getenv("ATTN_CUDA_FAMILY")) return;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        attn_plan plan;
+        attn_error err;
+        fixture_make(&f, &cases[n].spec);
+        if (cases[n].spec.latent) f.p.v.data = f.p.k.data;
+        assert_int_equal(attn_plan_make(can, &f.p, &plan, &err), ATTN_OK);
+        if (strcmp(plan.kernel->name, cases[n].kernel) != 0)
+            fail_msg("%s: planned on %s, not on %s", cases[n].spec.name, plan.kernel->name, cases[n].kernel);
+        fixture_clear(&f);
+    }
+}

@@ -1,225 +1,14 @@
-/* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, for keys and values that lie
- * in pages: the copy engine loads the tiles. Keys in one piece are left to copies by threads (sm80/decode.cu), which
- * are as fast for them, and 1 to 2 % faster where memory bandwidth is the bound. sm80/decode.cuh defines what is
- * computed and in which order. Therefore the bits of a result do not depend on who copies.
- *
- * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
- * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
- * box of the whole split. Therefore no request waits for the page table.
- *
- *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
- *   empty[slot]   one arrival per warp that has read the tile; completes when all four warps have read it
- *
- * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
- * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the first
- * warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself). Step s is
- * requested when step s - SLOTS has been read. The warps take turns to request a step, and the warp whose turn it is
- * waits for the other warps. The barriers of a slot therefore complete once per use, in the order of the steps, and no
- * warp uses a slot again before all have seen its last phase. Therefore the parity of a phase is enough to wait for it.
- *
- * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. That step was
- * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. At that point the requesting
- * warp waits for the other warps to reach the end of their step s - SLOTS, and until then these wait only for steps up
- * to s - SLOTS. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for
- * that. A block without rows or without a split ends before it has requested anything; a split without keys requests
- * nothing.
- *
- * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
- * loads would save this one wait. But with a fifth warp in each of the three blocks of a multiprocessor only 136
- * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
- * for the same tile anyway.
- *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. For rows of 128
- * bytes this is the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle
- * that sm80/tile.cuh has for rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may
- * have rows past the sequence's end, which may hold anything. Boxes that lie wholly past the end are not requested. All
- * rows past the end are set to zero in shared memory. */
-#include "kernels/cuda/common/launch.cuh"
-#include "kernels/cuda/sm80/decode.cuh"
-#include "kernels/cuda/sm90/layer/tma.cuh"
+/* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, with tiles that the copy
+ * engine loads (decode_copies.cuh). */
+#include "decode_copies.cuh"
 
 namespace {
-
-/* number of rows after which the swizzle repeats; a box (one load of the copy engine) has at least this many rows */
-enum { LEAST_BOX = 8 };
-enum { MOST_SLOTS = 12 }; /* the most slots (tiles) in the ring of any shape */
 
 /* The shape of decode_stacks(), which computes sequences that share keys together. Its ring has as many slots as shared
  * memory allows for the two blocks of a multiprocessor (one block at D = 256). */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
-
-/* Where a box (one load of the copy engine) starts: the number of its page, and the row within the page. */
-struct box_place {
-    int row, page;
-};
-
-struct copy_plan {
-    CUtensorMap K, V;
-    /* box: rows that one load of the copy engine brings, a power of two; box_shift: log2 of box */
-    int box, box_shift;
-};
-
-struct ring_barriers {
-    uint64_t full[MOST_SLOTS], empty[MOST_SLOTS];
-};
-
-template <class X> struct shared_with_boxes : shared<X> {
-    /* the largest number of keys that split_keys() gives to a split */
-    static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024;
-    box_place boxes[MOST_KEYS / LEAST_BOX];
-};
-
-template <typename T, class X> struct copies_by_engine {
-    typedef shared_with_boxes<X> memory;
-    /* CHUNK: width of a chunk (128 bytes of a row, or the whole row) in 16-bit words */
-    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64;
-    enum { FEW_ADDRESSES = 1 };
-    static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
-                  "tiles begin where the swizzle does");
-    struct kept {
-        const copy_plan &copies;
-        ring_barriers &bars;
-        int slot;
-        uint32_t phase;
-    };
-    kept &at;
-    memory &sm;
-    const cuda_args &a;
-    const int b, hk, Sk;
-    const split_place keys;
-    int filled; /* number of steps (a tile of K or of V each) whose loads were issued */
-
-    DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
-        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
-    {
-        if (threadIdx.x / 32 == (X::FEW ? WARPS - 1 : 0)) find_boxes();
-    }
-
-    DEVICE box_place box_of(int key) const
-    {
-        const uint32_t page_size = (uint32_t)a.g.dims.page_size, page = (uint32_t)key / page_size;
-        return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
-    }
-
-    /* Looks up where each box (one load of the copy engine) of the split starts. One warp calls this function. It reads
-     * no entry of the page table behind that of the last key. */
-    DEVICE void find_boxes() const
-    {
-        /* one past the last key to load: the end of the split's last whole tile, or of the sequence if that comes
-         * first */
-        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
-        for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
-             n += 32, key += 32 * at.copies.box)
-            sm.boxes[n] = box_of(key);
-        __syncwarp();
-    }
-
-    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. It leaves out
-     * boxes (single loads) past the sequence's end. With FIRST it looks up where the boxes start; without FIRST,
-     * find_boxes() has done so. */
-    template <bool FIRST = false> DEVICE void fill(int step, int slot) const
-    {
-        /* COLUMNS: width of a chunk in elements of the tensor */
-        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
-        static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
-        const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
-        const int key = (keys.tiles + step / 2) * X::BN, box = at.copies.box;
-        const int rows = min(X::BN, (Sk - key + box - 1) & -box);
-        const uint32_t bar = smem_addr(&at.bars.full[slot]);
-        if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
-        __syncwarp();
-        if (row < rows) {
-            const box_place from = FIRST ? box_of(key + row)
-                                         : sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
-            tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
-                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.page, bar,
-                        evict_first());
-        }
-        __syncwarp();
-    }
-
-    template <class F> DEVICE void begin(F queries)
-    {
-        /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
-        filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
-            const int warp = threadIdx.x / 32, slot = at.slot + warp;
-            static_assert(SLOTS == WARPS, "all slots");
-            if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
-        } else if (threadIdx.x < 32)
-#pragma unroll 1
-            for (int step = 0, slot = at.slot; step < filled; step++) {
-                fill(step, slot);
-                slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            }
-        queries();
-        cp_async_commit();
-        cp_async_wait<0>();
-        __syncthreads(); /* after this barrier all warps see Q, the initialised barriers and the starts of the boxes */
-    }
-
-    template <bool VALUES> DEVICE uint16_t *next() const
-    {
-        mbarrier_wait(smem_addr(&at.bars.full[at.slot]), at.phase);
-        return sm.tile.ring[at.slot];
-    }
-
-    DEVICE void clear_tail(uint16_t *tile, int j) const
-    {
-        /* rows: number of rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The
-         * swizzle moves pieces only within a row, so whole rows can be cleared */
-        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
-        if (rows >= X::BN) return;
-#pragma unroll 1
-        for (int n = threadIdx.x; n < X::BN * X::WIDTH / 8; n += X::THREADS)
-            if (n / PIECES % X::BN >= rows) *(uint4 *)(tile + n * 8) = make_uint4(0, 0, 0, 0);
-        changed();
-        __syncthreads();
-    }
-
-    DEVICE void changed() const
-    {
-        fence_proxy_async_shared();
-    }
-
-    DEVICE void release()
-    {
-        const uint32_t empty = smem_addr(&at.bars.empty[at.slot]);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
-        if (filled < keys.steps) {
-            if (threadIdx.x / 32 == filled % (X::THREADS / 32)) {
-                mbarrier_wait(empty, at.phase);
-                fill(filled, at.slot);
-            }
-            filled++;
-        }
-        if (++at.slot == SLOTS) at.slot = 0, at.phase ^= 1;
-    }
-
-    DEVICE void end() const
-    {
-        __syncthreads();
-    }
-};
-
-/* Offset of the barriers in dynamic shared memory: they lie behind the memory of a split. */
-template <typename T, int D, keys_as AS>
-constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
-
-template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies, ring_barriers &bars, int warps)
-{
-    if (threadIdx.x != 0) return;
-    prefetch_tensormap(&copies.K);
-    prefetch_tensormap(&copies.V);
-    for (int s = 0; s < SLOTS; s++) {
-        mbarrier_init(smem_addr(&bars.full[s]), 1);
-        mbarrier_init(smem_addr(&bars.empty[s]), warps);
-    }
-    fence_mbarrier_init();
-}
 
 /* Computes what decode_stacks() of sm80/decode.cu computes, with tiles that the copy engine loads. */
 template <typename T, int D>
@@ -236,21 +25,6 @@ __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     wait_for_prerequisites();
     typename copies_by_engine<T, X>::kept kept = { copies, bars, 0, 0 };
     walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
-}
-
-template <typename T, int D, keys_as AS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
-    decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
-                            const __grid_constant__ plan p)
-{
-    static_assert(((barriers_at<T, D, AS> + sizeof(ring_barriers) + 1023) / 1024 + 1) * (blocks_of<D, false>) <= 228,
-                  "KB of a multiprocessor, of which each block takes one more");
-    extern __shared__ __align__(1024) char memory[];
-    ring_barriers &bars = *(ring_barriers *)(memory + barriers_at<T, D, AS>);
-    make_ready(copies, bars, WARPS);
-    typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
-    typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
-    walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
 /* The ring of tiles for decode_few(). */
@@ -276,20 +50,9 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Describes K or V to the copy engine. Returns false if the strides do not fit the copy engine. */
-bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
-{
-    const int64_t B = d.pages, rows = d.page_size;
-    const bool bytes = view.dtype == ATTN_F8E4M3;
-    *to = bytes ? tma_bytes_of(view.data, B, d.Hk, rows, columns, view.batch, view.head, view.row)
-                : tma_tensor_of(view, B, d.Hk, rows, columns);
-    return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
-}
-
 template <typename T, int D, keys_as AS>
 cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
 {
-    const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
     cudaError_t code = cudaSuccess;
     if constexpr (AS == KEYS_AS_T)
         if (p.stack) {
@@ -300,9 +63,7 @@ cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t
                 code = launch_dependent(decode_stacks_by_engine<T, D>, blocks_of_stacks(a.g.dims, p), X::THREADS, tall,
                                         stream, copies, a, p);
         }
-    if (code == cudaSuccess) code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
-    if (code != cudaSuccess) return code;
-    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
+    return code == cudaSuccess ? launch_splits<T, D, AS>(copies, a, p, blocks, stream) : code;
 }
 
 template <typename T, int D, keys_as AS>
@@ -315,31 +76,12 @@ cudaError_t launch_few(copy_plan &copies, const cuda_args &a, const plan &p, int
 }
 
 template <typename T, keys_as AS>
-bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, const plan &p, int64_t blocks,
-                cudaStream_t stream, cudaError_t *code)
+cudaError_t launch_for(copy_plan &copies, const cuda_args &a, const plan &p, int D, int64_t blocks, cudaStream_t stream)
 {
-    const attn_dims &d = a.g.dims;
-    const int64_t widest = attn_max64(d.D, d.Dv);
-    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* `tile`: the least number of keys per tile, over all shapes. A box (one load of the copy engine) must lie within
-     * one page and within one tile. */
-    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
-              box_bytes = row_bytes < 128 ? row_bytes : 128;
-    copy_plan copies;
-    copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
-    copies.box_shift = 0;
-    while (1 << copies.box_shift < copies.box) copies.box_shift++;
-    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, and the kernel would take a tenth
-     * longer. */
-    const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-    if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
-        !tma_map(&copies.V, V, copies.box, box_bytes, promotion))
-        return false;
-    *code = p.few      ? launch_few<T, 128, AS>(copies, a, p, blocks, stream)
-            : D == 64  ? launch<T, 64, AS>(copies, a, p, blocks, stream)
-            : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
-                       : launch<T, 256, AS>(copies, a, p, blocks, stream);
-    return true;
+    return p.few      ? launch_few<T, 128, AS>(copies, a, p, blocks, stream)
+           : D == 64  ? launch<T, 64, AS>(copies, a, p, blocks, stream)
+           : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
+                      : launch<T, 256, AS>(copies, a, p, blocks, stream);
 }
 
 } // namespace
@@ -347,18 +89,17 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code)
 {
-    const attn_problem &problem = *of->problem;
     const attn_dims &d = a.g.dims;
-    const bool float8 = decode_has_float8_form(of), bf16 = problem.q.dtype == ATTN_BF16;
-    tma_tensor K, V;
-    if (chip->major != 9 || chip->minor != 0 || chip->copies_by_threads || (has_options(of) && !float8)) return false;
-    if (problem.k.dtype != problem.v.dtype || (!float8 && problem.k.dtype != problem.q.dtype)) return false;
-    if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
-        !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
-        return false;
+    const int64_t widest = attn_max64(d.D, d.Dv);
+    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+    const bool float8 = decode_has_float8_form(of), bf16 = of->problem->q.dtype == ATTN_BF16;
+    copy_plan copies;
+    if (!plan_copies(&copies, chip, of, a, D == 256 ? 32 : 64, float8 ? D : D * 2)) return false;
     if (float8)
-        return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code)
-                    : launch_for<__half, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code);
-    return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_T>(K, V, a, p, blocks, stream, code)
-                : launch_for<__half, KEYS_AS_T>(K, V, a, p, blocks, stream, code);
+        *code = bf16 ? launch_for<__nv_bfloat16, KEYS_AS_FLOAT8>(copies, a, p, D, blocks, stream)
+                     : launch_for<__half, KEYS_AS_FLOAT8>(copies, a, p, D, blocks, stream);
+    else
+        *code = bf16 ? launch_for<__nv_bfloat16, KEYS_AS_T>(copies, a, p, D, blocks, stream)
+                     : launch_for<__half, KEYS_AS_T>(copies, a, p, D, blocks, stream);
+    return true;
 }
