@@ -111,6 +111,7 @@ static const struct rate rates[] = {
     { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
     { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .08, .02, .00045, 60,  1.5,  1,  CUDA_MOST },
     { "sm90_wide",      ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00042, 60,  1.5,  .2, CUDA_MOST },
+    { "sm90_wide",      ATTN_OP_BACKWARD, ANY,             HOPPER,   2000, .02, .05, .0013,  300, 9,    4,  LSE_MOST },
     { "decode",         ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .08, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic+decode", ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .05, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  1000, .05, .02, .0022,  60,  1.2,  .2, CUDA_MOST },
