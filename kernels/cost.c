@@ -330,16 +330,19 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
     const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
-    const double block = options ? OPTIONS_BLOCK : hopper_wide ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
-    const double column_blocks = wide          ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
-                                 : hopper_wide ? ceil((double)d->Dv / HOPPER_WIDE_COLUMNS)
-                                               : 1;
+    const double block = options ? OPTIONS_BLOCK : hopper_wide && !back ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
+    const double column_blocks = wide ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
+                                 : !hopper_wide ? 1
+                                 : back ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
+                                        : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
+    /* blocks of the backward of sm90_wide read scores from memory instead of computing them again */
+    const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
     w->tile_columns = wide ? wide_columns(d, back)
-                           : column_blocks * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+                           : scores * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);
     w->by[WAITS] = at_most(blocks / 2, units);

@@ -1,4 +1,5 @@
-/* backward.cu: the Hopper backward for head sizes above 256, any D and Dv up to ATTN_MAX_HEAD_DIM.
+/* backward.cu: the Hopper backward for head sizes above 256, any D and Dv up to ATTN_MAX_HEAD_DIM, and for head sizes
+ * from 129 to 256 with options that backward_256.cu does not compute.
  *
  * At D 512 the float32 sums of dK and dV of 64 keys would take all registers of a multiprocessor, so that no kernel can
  * compute all gradients at once without computing scores several times. This backward therefore consists of plain
@@ -11,13 +12,14 @@
  * else some of the queries of one head. No sum is added in memory by two blocks: all gradients are deterministic. */
 #include "backward_products.cuh"
 #include "backward_scores.cuh"
+#include "kernels/cuda/sm80/option_gradients.h"
 
 namespace {
 
 /* The most memory for P and dS, in bytes. The emulator has a smaller limit, so that its small problems have several
  * parts too. */
 #ifndef ATTN_KEPT_BYTES
-#define ATTN_KEPT_BYTES (256 << 20)
+#define ATTN_KEPT_BYTES (512 << 20)
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
@@ -51,7 +53,7 @@ struct kept_layout {
     int64_t key_blocks;  /* blocks of 128 keys of a key/value head */
     int64_t width;       /* the largest number of key tiles that a row tile sees */
     int64_t part_heads, part_rows; /* the most heads, and row tiles of a head, of a part; 0: P and dS do not fit */
-    int64_t sums, extremes, marks, bytes;
+    int64_t sums, extremes, keep, marks, bytes;
 };
 
 kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
@@ -76,9 +78,11 @@ kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
     if (x.part_rows < rows)
         x.extremes += x.key_blocks * (column_blocks(d.D) + column_blocks(d.Dv)) * ROWS *
                       column_counts[columns_index(d)] * (int64_t)sizeof(float);
-    x.marks = x.extremes;
+    x.keep = x.extremes;
     if (p->mask_startend_rows.rank)
-        x.marks += (d.B * d.H * attn_tiles(d.Sk, KEYS) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+        x.keep += (d.B * d.H * attn_tiles(d.Sk, KEYS) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+    kept_bits keep;
+    x.marks = x.keep + plan_kept_bits(g, p->keep_mask.rank, KEEP_KEYS, nullptr, keep);
     x.bytes = x.marks + MARKS_HEAD + query_rows(d) + key_rows(d);
     return x;
 }
@@ -100,15 +104,17 @@ template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job
                             job.args, job.plan, job.maps);
 }
 
-/* The functions that launch the kernels for a dtype: scores_of_part without and with options, and products_of_part for
+/* The functions that launch the kernels for a dtype: scores_of_part for each score_form, and products_of_part for
  * each number of columns. */
 struct kept_launchers {
-    cudaError_t (*scores[2])(const kept_job &, int64_t);
+    cudaError_t (*scores[3])(const kept_job &, int64_t);
     cudaError_t (*products[4])(const kept_job &, int64_t);
 };
 template <typename T> constexpr kept_launchers launchers()
 {
-    return { { launch_part<scores_of_part<T, false>, scores_shared>, launch_part<scores_of_part<T, true>, scores_shared> },
+    return { { launch_part<scores_of_part<T, PLAIN>, scores_shared>,
+               launch_part<scores_of_part<T, WITH_MODS>, scores_shared>,
+               launch_part<scores_of_part<T, WITH_PAIR_OPTIONS>, scores_shared> },
              { launch_part<products_of_part<T, column_counts[0]>, products_shared<column_counts[0]>>,
                launch_part<products_of_part<T, column_counts[1]>, products_shared<column_counts[1]>>,
                launch_part<products_of_part<T, column_counts[2]>, products_shared<column_counts[2]>>,
@@ -133,8 +139,14 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !backward_walkable(plan) || !mods_fit(p, g)) return false;
-    if (p->mask_startend_rows.rank && d.packed) return false;
+    const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
+    if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
+    if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
+    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all keys
+     * that the row sees, to kernels that compute rows one by one, and so does the other backward for wide heads. For
+     * narrower heads the kernels of sm80/backward.cu compute such rows by tiles. */
+    if (p->bias.rank && !wide) return false;
+    if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
     if (x.part_heads == 0 || x.query_tiles * d.H >= INT32_MAX || x.key_blocks * d.Hk >= INT32_MAX / 8) return false;
     const size_t bytes = backward_bytes(chip, plan, false);
@@ -185,6 +197,9 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     k.columns_D = (int)column_blocks(d.D), k.columns_Dv = (int)column_blocks(d.Dv);
     k.s = run.scratch.s;
     k.mask = flash_mask_of(g, KEYS, at + x.extremes);
+    plan_kept_bits(g, p->keep_mask.rank, KEEP_KEYS, at + x.keep, k.keep);
+    k.bias = pair_bias_of(g);
+    k.dropout = pair_dropout_of(a);
     k.mods = score_mods_of(g, 1);
     k.scale = (float)g.scale;
     k.counter = chip->counter;
@@ -201,9 +216,12 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
             tile_extremes<KEYS><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(
                 k.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)k.mask.extremes);
         }
+        if (code == cudaSuccess) code = make_kept_bits<KEEP_KEYS>(g, k.keep, stream);
     }
     const kept_launchers &launch = by_dtype[p->q.dtype == ATTN_F16];
-    const bool mods = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
+    const score_form form = k.bias.data || k.keep.words || k.dropout.drops                           ? WITH_PAIR_OPTIONS
+                            : p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank ? WITH_MODS
+                                                                                                   : PLAIN;
     const int64_t of_keys = x.key_blocks * ((a.g.view[ATTN_T_dv].data ? k.columns_Dv : 0) +
                                             (a.g.view[ATTN_T_dk].data ? k.columns_D : 0)),
                   of_row = a.g.view[ATTN_T_dq].data ? k.columns_D : 0;
@@ -211,22 +229,25 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
         code = in_kept_parts(chip, x, x.query_tiles * g.group, tile_seconds(chip, plan), [&](const kept_part &part) {
             const int64_t products = part.heads * (of_keys + part.rows * of_row);
             k.part = part;
-            const cudaError_t scored = launch.scores[mods](job, part.heads * part.rows * x.width);
+            const cudaError_t scored = launch.scores[form](job, part.heads * part.rows * x.width);
             if (scored != cudaSuccess || products == 0) return scored;
             return launch.products[columns_index(d)](job, products);
         });
     if (code != cudaSuccess) return code;
     if (!own) simple_gradients_left(chip, plan, a, k.s, stream);
     else if (takes_step(chip, 0)) simple_marked_gradients(chip, a, k.s, stream);
+    if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM) return option_gradients(chip, stream, plan, a, k.s, run.gradients);
     simple_gradients(chip, p, a, k.s, stream);
     return cudaPeekAtLastError();
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
-                          ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(dout) |
-                          ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
-                          ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(OUT_DTYPE) |
-                          ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC);
+                          ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(bias) |
+                          ATTN_TENSOR_BIT(keep_mask) | ATTN_OPTION_BIT(KEEP_MASK_AT_END) | ATTN_OPTION_BIT(DROPOUT) |
+                          ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) |
+                          ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) |
+                          ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
+                          ATTN_OPTION_BIT(DETERMINISTIC);
 
 } // namespace
 

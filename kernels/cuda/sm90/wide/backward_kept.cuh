@@ -16,11 +16,13 @@
 #define ATTN_SM90_WIDE_BACKWARD_KEPT_CUH
 
 #include "kernels/cuda/sm90/backward/backward.cuh"
+#include "kernels/cuda/sm90/layer/pairs.cuh"
 #include "kernels/cuda/sm90/layer/score_mods.cuh"
 
 namespace {
 
 enum { ROWS = 128, KEYS = 256, STEP = 64, BLOCK = STEP * STEP };
+enum { KEEP_KEYS = 128 };
 /* elements of P, or of dS, of a row tile and a key tile; elements of both */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
@@ -45,6 +47,9 @@ struct kept_plan {
     int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
     saved s;
     flash_mask mask;
+    kept_bits keep; /* keep_mask, in tiles of KEEP_KEYS keys */
+    pair_bias bias;
+    pair_dropout dropout;
     score_mods mods;
     float scale;
     int *counter;
@@ -98,12 +103,19 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
-/* Returns whether a FlashMask leaves a pair of a row tile and a key tile visible, or whether there is no FlashMask. */
+/* Returns whether FlashMask and keep_mask may leave a pair of a row tile and a key tile visible. */
 DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
-    if (!p.mask.bounds) return true;
-    const attn_mask_extremes *const extremes = extremes_of(p.mask, b, h, (int)a.g.dims.H);
-    return attn_mask_classify(&extremes[key_tile], i0, min(i0 + ROWS, Sq)) != ATTN_TILE_HIDDEN;
+    if (p.mask.bounds) {
+        const attn_mask_extremes *const extremes = extremes_of(p.mask, b, h, (int)a.g.dims.H);
+        if (attn_mask_classify(&extremes[key_tile], i0, min(i0 + ROWS, Sq)) == ATTN_TILE_HIDDEN) return false;
+    }
+    if (!p.keep.words) return true;
+    int some = 0;
+    for (int i = i0; i < min(i0 + ROWS, Sq); i += KIND_ROWS)
+        for (int n = key_tile * (KEYS / KEEP_KEYS); n < min((key_tile + 1) * (KEYS / KEEP_KEYS), p.keep.tiles); n++)
+            some |= kind_of(p.keep, b, h, i, n);
+    return some & SOME_SEEN;
 }
 
 /* Returns where P of a row tile and a key tile is kept. `head` is counted from the part's first head. first: the first

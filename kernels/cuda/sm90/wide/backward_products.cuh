@@ -23,7 +23,7 @@
 namespace {
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
-enum { PRODUCTS_PRODUCER = 72, PRODUCTS_CONSUMER = 216 };
+enum { PRODUCTS_PRODUCER = 88, PRODUCTS_CONSUMER = 208 };
 
 /* A product: 128 rows and COLUMNS columns of a gradient. */
 struct product_work {

@@ -117,8 +117,12 @@ DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane
 
 /* ---- A consumer -------------------------------------------------------------------------------------------------- */
 
-/* MODS: whether softcap, ALiBi or FlashMask may be in use. */
-template <typename T, bool MODS> struct score_maker {
+/* Options that an instance of the kernel computes: none; softcap, ALiBi and FlashMask; or these and bias, keep_mask and
+ * dropout. */
+enum score_form { PLAIN, WITH_MODS, WITH_PAIR_OPTIONS };
+
+template <typename T, score_form FORM> struct score_maker {
+    static const bool MODS = FORM != PLAIN, PAIRS = FORM == WITH_PAIR_OPTIONS;
     const cuda_args &a;
     const kept_plan &p;
     scores_shared &sm;
@@ -164,40 +168,71 @@ template <typename T, bool MODS> struct score_maker {
         ahead = false;
     }
 
-    /* Turns 64 keys of S, the products from key j0 on, into P. With MODS, `derivative` becomes that of softcap. */
+    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where the
+     * problem has one. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
-        float c = p.scale * LOG2E;
-        if (MODS) {
-            if (p.mods.cap != 0) {
-                c = (float)a.g.softcap * LOG2E;
+        float c = p.scale; /* S times c is the score */
+        if (MODS && p.mods.cap != 0) {
+            c = (float)a.g.softcap;
 #pragma unroll
-                for (int n = 0; n < STEP / 2; n++) {
-                    S[n] = 1 - __fdividef(2, 1 + exp2_fast(S[n] * p.mods.cap));
-                    derivative[n] = fmaf(-S[n], S[n], 1);
-                }
+            for (int n = 0; n < STEP / 2; n++) {
+                S[n] = 1 - __fdividef(2, 1 + exp2_fast(S[n] * p.mods.cap));
+                derivative[n] = fmaf(-S[n], S[n], 1);
             }
-            if (slope != 0)
+        }
+        if (PAIRS && p.bias.data) {
+            const char *rows[2];
+            uint32_t raw[STEP / 2];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const float behind = (float)(i + half * 8 + x.Sk - x.Sq - (j0 + me.lane % 4 * 2));
+            for (int half = 0; half < 2; half++)
+                rows[half] = p.bias.data + x.b * p.bias.batch + x.h * p.bias.head +
+                             min(i + half * 8, x.Sq - 1) * p.bias.row +
+                             me.lane % 4 * (p.bias.dtype == ATTN_F32 ? 8 : 4);
+            load_bias<STEP>(raw, p.bias, rows, j0, me.lane);
+            add_bias<STEP>(S, raw, p.bias.dtype, c);
+            c = 1;
+        }
+        if (MODS && slope != 0) {
 #pragma unroll
-                    for (int n = 0; n < STEP / 8; n++)
+            for (int half = 0; half < 2; half++) {
+                const float behind = (float)(i + half * 8 + x.Sk - x.Sq - (j0 + me.lane % 4 * 2));
 #pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            float &s = S[n * 4 + half * 2 + e];
-                            s = fmaf(s, c, -slope * fabsf(behind - (float)(n * 8 + e)));
-                        }
-                }
-            if (slope != 0) c = 1;
+                for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float &s = S[n * 4 + half * 2 + e];
+                        s = fmaf(s, c, -slope * fabsf(behind - (float)(n * 8 + e)));
+                    }
+            }
+            c = 1;
         }
 #pragma unroll
-        for (int n = 0; n < STEP / 2; n++) S[n] = fmaf(S[n], c, -lse2[n / 2 % 2]);
+        for (int n = 0; n < STEP / 2; n++) S[n] = fmaf(S[n], c * LOG2E, -lse2[n / 2 % 2]);
         if (!free) hide_pairs<STEP>(S, x, i, j0, me.lane);
         if (MODS && p.mask.bounds) hide_by_bounds<STEP>(S, p.mask, x, i, j0, me.lane);
+        if (PAIRS && p.keep.words && j0 < x.Sk) {
+            uint2 words[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                words[half] = kept_words(p.keep, x.b, x.h, min(i + half * 8, x.Sq - 1), j0 / KEEP_KEYS, me.lane);
+                if (j0 % KEEP_KEYS) words[half].x >>= STEP / 4, words[half].y >>= STEP / 4;
+            }
+            hide_by_words<STEP>(S, words, me.lane);
+        }
 #pragma unroll
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
+    }
+
+    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for odd
+     * c, in its upper half. */
+    DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
+    {
+        const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };
+#pragma unroll
+        for (int n = 0; n < STEP / 2; n++) S[n] *= p.dropout.scale;
+        drop<STEP>(S, mine, me.lane);
     }
 
     DEVICE void run()
@@ -218,7 +253,8 @@ template <typename T, bool MODS> struct score_maker {
                 delta[half] = exists ? p.s.delta[x.row + row + half * 8] : 0;
             }
             if (MODS && p.mods.slopes)
-                slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head] * LOG2E;
+                slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head];
+            uint32_t kept_pairs[KEYS / STEP / 2][2] = {};
             uint16_t *const kept = x.kept + me.w * (HALF_TILE / 2);
             multiply_stages(S, steps_D);
 #pragma unroll
@@ -232,22 +268,39 @@ template <typename T, bool MODS> struct score_maker {
                 uint32_t *const words = P + c * (STEP / 4);
 #pragma unroll
                 for (int n = 0; n < STEP / 4; n++) words[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
-                keep_rows(kept + c * BLOCK, words, me.warp, me.lane);
-                if (MODS && p.mods.cap != 0)
+                if (PAIRS && p.dropout.drops) {
+                    uint32_t mine[2], dropped[STEP / 4];
+                    draw<STEP>(mine, p.dropout, (uint32_t)(p.dropout.first + x.b * p.dropout.batch + x.h), i, j0,
+                               me.lane);
 #pragma unroll
-                    for (int n = 0; n < STEP / 4; n++)
-                        words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                    for (int half = 0; half < 2; half++) kept_pairs[c / 2][half] |= mine[half] << c % 2 * 16;
+                    if (p.mods.cap != 0)
+#pragma unroll
+                        for (int n = 0; n < STEP / 4; n++)
+                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                    drop_pairs(Z, kept_pairs[c / 2], c);
+#pragma unroll
+                    for (int n = 0; n < STEP / 4; n++) dropped[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
+                    keep_rows(kept + c * BLOCK, dropped, me.warp, me.lane);
+                } else {
+                    keep_rows(kept + c * BLOCK, words, me.warp, me.lane);
+                    if (MODS && p.mods.cap != 0)
+#pragma unroll
+                        for (int n = 0; n < STEP / 4; n++)
+                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                }
             }
             multiply_stages(S, steps_Dv);
 #pragma unroll
             for (int c = 0; c < KEYS / STEP; c++) {
                 uint32_t *const words = P + c * (STEP / 4);
+                float(&dP)[STEP / 2] = *(float(*)[STEP / 2])(S + c * (STEP / 2));
+                if (PAIRS && p.dropout.drops) drop_pairs(dP, kept_pairs[c / 2], c);
 #pragma unroll
                 for (int n = 0; n < STEP / 4; n++) {
                     const float2 y = unpack<T>(words[n]);
-                    const float *const dP = S + c * (STEP / 2) + 2 * n;
-                    words[n] = pack<T>(y.x == 0 ? 0 : y.x * (dP[0] - delta[n % 2]),
-                                       y.y == 0 ? 0 : y.y * (dP[1] - delta[n % 2]));
+                    words[n] = pack<T>(y.x == 0 ? 0 : y.x * (dP[2 * n] - delta[n % 2]),
+                                       y.y == 0 ? 0 : y.y * (dP[2 * n + 1] - delta[n % 2]));
                 }
                 keep_rows(kept + HALF_TILE + c * BLOCK, words, me.warp, me.lane);
             }
@@ -259,7 +312,7 @@ template <typename T, bool MODS> struct score_maker {
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-template <typename T, bool MODS>
+template <typename T, score_form FORM>
 __global__ void __launch_bounds__(THREADS, 1)
     scores_of_part(const __grid_constant__ cuda_args a, const __grid_constant__ kept_plan p,
                    const __grid_constant__ kept_maps m)
@@ -273,7 +326,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0) load_scores(sm, a, p, m);
     } else {
         setmaxnreg_inc<SCORES_CONSUMER>();
-        score_maker<T, MODS>(a, p, sm, wg - 1).run();
+        score_maker<T, FORM>(a, p, sm, wg - 1).run();
     }
 }
 
