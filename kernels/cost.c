@@ -331,10 +331,10 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
     const double block = options ? OPTIONS_BLOCK : hopper_wide && !back ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
-    const double column_blocks = wide ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
+    const double column_blocks = wide           ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
                                  : !hopper_wide ? 1
-                                 : back ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
-                                        : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
+                                 : back         ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
+                                                : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
     /* blocks of the backward of sm90_wide read scores from memory instead of computing them again */
     const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;

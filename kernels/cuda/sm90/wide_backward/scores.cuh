@@ -1,20 +1,20 @@
-/* backward_scores.cuh: the kernel of the wide backward that computes P and dS of a part of the problem and keeps them in
- * memory. A block computes pairs of a row tile (128 queries) and a key tile (256 keys), one after the other; each of its
- * two consumers has 64 of the queries:
+/* scores.cuh: the kernel of the wide backward that computes P and dS of a part of the problem and keeps them in
+ * memory. A block computes pairs of a row tile (128 queries) and a key tile (256 keys), one after the other. Each of
+ * its two consumers has 64 of the queries:
  *
  *     S = Q K^T,     in steps of 64 columns of D           P  = exp(S - lse)         to memory, 16 bits
  *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
  *
- * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 32 D + 32 Dv
+ * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
  * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right consumer begins some stages later than
  * the left one, so that each consumer's exponentials run beside products of the other.
  *
  * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
  * V or dO has no effect. */
-#ifndef ATTN_SM90_WIDE_BACKWARD_SCORES_CUH
-#define ATTN_SM90_WIDE_BACKWARD_SCORES_CUH
+#ifndef ATTN_SM90_SCORES_CUH
+#define ATTN_SM90_SCORES_CUH
 
-#include "backward_kept.cuh"
+#include "kernels/cuda/sm90/wide_backward/kept.cuh"
 
 namespace {
 
@@ -82,8 +82,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
 
 /* Sets exponents to -inf where the thread's rows i and i + 8 do not exist, or do not see the key. The keys begin at
  * j0. */
-template <int N>
-DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, int i, int j0, int lane)
+template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, int i, int j0, int lane)
 {
     const int column = j0 + lane % 4 * 2;
 #pragma unroll
@@ -168,8 +167,8 @@ template <typename T, score_form FORM> struct score_maker {
         ahead = false;
     }
 
-    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where the
-     * problem has one. */
+    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where
+     * the problem has one. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
@@ -225,8 +224,8 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for odd
-     * c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
+     * odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };
@@ -252,8 +251,7 @@ template <typename T, score_form FORM> struct score_maker {
                 lse2[half] = lse_in_base_2(exists ? p.s.lse[x.row + row + half * 8] : -CUDART_INF_F);
                 delta[half] = exists ? p.s.delta[x.row + row + half * 8] : 0;
             }
-            if (MODS && p.mods.slopes)
-                slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head];
+            if (MODS && p.mods.slopes) slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head];
             uint32_t kept_pairs[KEYS / STEP / 2][2] = {};
             uint16_t *const kept = x.kept + me.w * (HALF_TILE / 2);
             multiply_stages(S, steps_D);

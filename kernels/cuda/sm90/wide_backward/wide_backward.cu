@@ -1,18 +1,19 @@
-/* backward.cu: the Hopper backward for head sizes above 256, any D and Dv up to ATTN_MAX_HEAD_DIM, and for head sizes
- * from 129 to 256 with options that backward_256.cu does not compute.
+/* wide_backward.cu: the Hopper backward for head sizes above 256, and for head sizes from 129 to 256 with options that
+ * backward/backward_256.cu does not compute.
  *
  * At D 512 the float32 sums of dK and dV of 64 keys would take all registers of a multiprocessor, so that no kernel can
  * compute all gradients at once without computing scores several times. This backward therefore consists of plain
  * products, and each of the five products of attention is computed once:
  *
- *   scores_of_part      (backward_scores.cuh) P and dS of a part of the problem, 16 bits each, to memory
- *   products_of_part    (backward_products.cuh) dQ of the part's queries, and the part's terms of dK and dV
+ *   scores_of_part      (scores.cuh) P and dS of a part of the problem, 16 bits each, to memory
+ *   products_of_part    (products.cuh) dQ of the part's queries, and the part's terms of dK and dV
  *
- * P and dS are in memory for one part at a time, and take at most KEPT_BYTES. A part has several heads if these fit, or
- * else some of the queries of one head. No sum is added in memory by two blocks: all gradients are deterministic. */
-#include "backward_products.cuh"
-#include "backward_scores.cuh"
+ * P and dS are in memory for one part at a time, and take at most KEPT_LIMIT bytes. A part has several heads if these
+ * fit, or else some of the queries of one head. No sum is added in memory by two blocks: all gradients are
+ * deterministic. */
 #include "kernels/cuda/sm80/option_gradients.h"
+#include "kernels/cuda/sm90/wide_backward/products.cuh"
+#include "kernels/cuda/sm90/wide_backward/scores.cuh"
 
 namespace {
 
@@ -48,10 +49,10 @@ int columns_index(const attn_dims &d)
 
 /* How a problem is divided, and where its own part of the workspace lies, in bytes. */
 struct kept_layout {
-    int64_t heads;       /* number of key/value heads of the whole batch */
-    int64_t query_tiles; /* row tiles of a query head */
-    int64_t key_blocks;  /* blocks of 128 keys of a key/value head */
-    int64_t width;       /* the largest number of key tiles that a row tile sees */
+    int64_t heads;                 /* number of key/value heads of the whole batch */
+    int64_t query_tiles;           /* row tiles of a query head */
+    int64_t key_blocks;            /* blocks of 128 keys of a key/value head */
+    int64_t width;                 /* the largest number of key tiles that a row tile sees */
     int64_t part_heads, part_rows; /* the most heads, and row tiles of a head, of a part; 0: P and dS do not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
@@ -142,9 +143,9 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all keys
-     * that the row sees, to kernels that compute rows one by one, and so does the other backward for wide heads. For
-     * narrower heads the kernels of sm80/backward.cu compute such rows by tiles. */
+    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
+     * keys that the row sees, to kernels that compute rows one by one, and so does sm80/wide_backward.cu. For narrower
+     * heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -155,8 +156,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
 }
 
 /* Calls launch() for each part of the problem. Each part is a step of a long problem. */
-template <typename F> cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds,
-                                                F launch)
+template <typename F>
+cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
     cudaError_t code = cudaSuccess;
     for (int64_t head = 0; head < x.heads; head += x.part_heads)
@@ -171,7 +172,8 @@ template <typename F> cudaError_t in_kept_parts(const cuda_chip *chip, const kep
     return code;
 }
 
-/* Launches the kernels of one backward. In the workspace, the memory of layout_of() follows that of begin_backward(). */
+/* Launches the kernels of one backward. In the workspace, the memory of layout_of() follows that of
+ * begin_backward(). */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_problem *p = plan->problem;
@@ -219,9 +221,9 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
         if (code == cudaSuccess) code = make_kept_bits<KEEP_KEYS>(g, k.keep, stream);
     }
     const kept_launchers &launch = by_dtype[p->q.dtype == ATTN_F16];
-    const score_form form = k.bias.data || k.keep.words || k.dropout.drops                           ? WITH_PAIR_OPTIONS
-                            : p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank ? WITH_MODS
-                                                                                                   : PLAIN;
+    const bool pairs = k.bias.data || k.keep.words || k.dropout.drops,
+               mods = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
+    const score_form form = pairs ? WITH_PAIR_OPTIONS : mods ? WITH_MODS : PLAIN;
     const int64_t of_keys = x.key_blocks * ((a.g.view[ATTN_T_dv].data ? k.columns_Dv : 0) +
                                             (a.g.view[ATTN_T_dk].data ? k.columns_D : 0)),
                   of_row = a.g.view[ATTN_T_dq].data ? k.columns_D : 0;

@@ -1,4 +1,4 @@
-/* backward_kept.cuh: what the two kernels of the wide backward (wide_backward.cu) share: the parts of a problem, the
+/* kept.cuh: what the two kernels of the wide backward (wide_backward.cu) share: the parts of a problem, the
  * memory in which P and dS are kept, and the pipeline of a block.
  *
  *   row tile   ROWS queries of one query head. A key/value head has `query_tiles` row tiles for each query head of its
@@ -12,8 +12,8 @@
  *
  * Memory keeps P and dS of the key tiles that a row tile sees, from the first such key tile on. A pair of a row tile
  * and a key tile has 8 blocks of P and then 8 blocks of dS. Pairs that a mask hides have P = dS = 0 in memory. */
-#ifndef ATTN_SM90_WIDE_BACKWARD_KEPT_CUH
-#define ATTN_SM90_WIDE_BACKWARD_KEPT_CUH
+#ifndef ATTN_SM90_KEPT_CUH
+#define ATTN_SM90_KEPT_CUH
 
 #include "kernels/cuda/sm90/backward/backward.cuh"
 #include "kernels/cuda/sm90/layer/pairs.cuh"
@@ -39,11 +39,11 @@ struct kept_part {
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;   /* P and dS: for each row tile of the part, `width` times TILE elements */
-    float *sums;      /* float32 sums of dK and dV, which pass from one part of a head to the next part */
-    int width;        /* the largest number of key tiles that a row tile sees */
-    int query_tiles;  /* row tiles of a query head; in packed problems some row tiles have no rows */
-    int key_blocks;   /* blocks of 128 keys of a key/value head; in packed problems some of them have no rows */
+    uint16_t *kept;  /* P and dS: for each row tile of the part, `width` times TILE elements */
+    float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
+    int width;       /* the largest number of key tiles that a row tile sees */
+    int query_tiles; /* row tiles of a query head; in packed problems some row tiles have no rows */
+    int key_blocks;  /* blocks of 128 keys of a key/value head; in packed problems some of them have no rows */
     int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
     saved s;
     flash_mask mask;
@@ -56,7 +56,7 @@ struct kept_plan {
 };
 
 struct kept_maps {
-    CUtensorMap Q, K, V, dO;          /* boxes of ROWS queries or KEYS keys, for scores_of_part */
+    CUtensorMap Q, K, V, dO;             /* boxes of ROWS queries or KEYS keys, for scores_of_part */
     CUtensorMap Q_step, K_step, dO_step; /* boxes of STEP queries or keys, for products_of_part */
 };
 

@@ -1,5 +1,5 @@
-/* backward_products.cuh: the kernel of the wide backward that makes gradients from P and dS of a part of the problem,
- * which backward_scores.cuh has kept in memory:
+/* products.cuh: the kernel of the wide backward that makes gradients from P and dS of a part of the problem,
+ * which scores.cuh has kept in memory:
  *
  *     dV = P^T dO     dK = dS^T Q     128 keys and COLUMNS columns; sums over the part's queries that see the keys, of
  *                                     all query heads of the group
@@ -15,10 +15,10 @@
  * Rows past the end of a sequence, which belong to another sequence or to padding, are set to zero in shared memory,
  * because P = 0 times NaN is NaN. Rows of a result that are not finite get a mark, and a later launch computes marked
  * rows one by one. */
-#ifndef ATTN_SM90_WIDE_BACKWARD_PRODUCTS_CUH
-#define ATTN_SM90_WIDE_BACKWARD_PRODUCTS_CUH
+#ifndef ATTN_SM90_WIDE_PRODUCTS_CUH
+#define ATTN_SM90_WIDE_PRODUCTS_CUH
 
-#include "backward_kept.cuh"
+#include "kernels/cuda/sm90/wide_backward/kept.cuh"
 
 namespace {
 
@@ -31,9 +31,9 @@ struct product_work {
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* first row of the tensor; number of rows to write, at most 128 */
     int column0;
-    int64_t mark;            /* index of the first row in the marks of rows */
-    bool empty;              /* the sum has no terms in this part; the only stage of the work has no operands */
-    int sums;                /* number of the product in kept_plan::sums */
+    int64_t mark; /* index of the first row in the marks of rows */
+    bool empty;   /* the sum has no terms in this part; the only stage of the work has no operands */
+    int sums;     /* number of the product in kept_plan::sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -142,12 +142,12 @@ template <int COLUMNS> struct product_loader {
         }
         for (int member = 0; member < group; member++) {
             const int h = hk * group + member, zero = member * p.query_tiles + base,
-                      from = max(first, (p.part.row - zero) * 2),
-                      to = min(last, (p.part.row + p.part.rows - zero) * 2);
+                      from = max(first, (p.part.row - zero) * 2), to = min(last, (p.part.row + p.part.rows - zero) * 2);
             for (int q = from; q < to; q++) {
                 const int i0 = q / 2 * ROWS;
                 if (!shows(a, p, b, h, i0, Sq, j0 / KEYS)) continue;
-                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys_of_rows(band, i0, Sq).first, j0 / KEYS);
+                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys_of_rows(band, i0, Sq).first,
+                                                     j0 / KEYS);
                 add(kept + (of_v ? 0 : HALF_TILE) + q % 2 * (HALF_TILE / 2) + j0 % KEYS / STEP * BLOCK,
                     of_v ? &m.dO_step : &m.Q_step, { 0, (int)s.q_start + q * STEP, h, batch }, Sq - q * STEP);
             }
