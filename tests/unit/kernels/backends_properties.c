@@ -750,6 +750,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(.causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
         SPEC(BACK, .causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
         SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
+        SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
     /* wanted: the only output that is requested; -1: no output is requested */
@@ -786,6 +787,8 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         SPEC(SIZES(150, 120, 64), BF16, .q_amp = 3e5, .causal = true, .B = 3, .seqlens_q = true),
         SPEC(BACK, .sequences = 3, .q_lengths = { 130, 5, 65 }, .k_lengths = { 150, 100, 60 }, .gaps = 70, BF16,
              .q_amp = 3e5, .alibi = 1),
+        SPEC(BACK, SIZES(300, 150, 264), BF16, HEADS(2, 1), .causal = true),
+        SPEC(BACK, SIZES(140, 100, 320), F16, HEADS(1, 1), .q_amp = 3e5),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
