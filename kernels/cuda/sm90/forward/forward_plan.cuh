@@ -43,7 +43,7 @@ struct plan {
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
-    /* if it is on, this launch computes only sequences whose keys are not split */
+    /* this launch computes only sequences whose keys are not split by this rule */
     split_rule splits;
     int *counter; /* see cuda_chip */
 };
@@ -82,9 +82,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row r
- * has query r >> shift; with a shift, work_tile::h is the first of 2^shift query heads, and work_tile::Sq counts
- * rows. SPLIT: the launch computes only sequences whose keys are split, and not only the others. */
+/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
+ * r has query r >> shift; with a shift, work_tile::h is the first of 2^shift query heads, and work_tile::Sq counts
+ * rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other sequences. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -117,7 +117,7 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
     x.i0 = (tile - first) * BM;
     bool skips = x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows;
     if (SPLIT) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
-    else if (p.splits.on) skips |= split_length(p.splits, x.Sq, x.Sk) > 0;
+    else skips |= has_splits(p.splits, x.Sq, x.Sk);
     x.Sq <<= shift, x.h <<= shift;
     const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0 >> shift, ((min(x.i0 + BM, x.Sq) - 1) >> shift) + 1);
     x.first = keys.first;
@@ -201,7 +201,7 @@ struct forward_job {
     cuda_args given, read;
     char *memory;
     layout place;
-    split_rule splits = {};
+    split_rule splits = NO_SPLITS;
 };
 
 /* Fills in the plan, except for what differs between the launches of a run. */

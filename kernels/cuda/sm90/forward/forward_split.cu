@@ -5,6 +5,7 @@
  *
  * Where a batch has enough work tiles for all multiprocessors, a work tile computes its splits one after the other, so
  * that their sums stay in the L2. That changes no bit of the results. */
+#include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
 namespace {
@@ -35,12 +36,12 @@ __global__ void __launch_bounds__(X::DV)
     if (x.i0 == SKIP || row >= x.Sq) return;
     const int first = (int)(blockIdx.x / WARPS) * p.most * WARPS + warp;
     const float4 *const sums = p.sums + ((int64_t)first * (X::DV / 8) + chunk * (N / 4)) * 32 + lane,
-                 *const of_row = p.of_row + (int64_t)first * 32 + lane;
+                        *const of_row = p.of_row + (int64_t)first * 32 + lane;
     const auto end_at = [&](int n) {
         const float4 y = of_row[(int64_t)n * WARPS * 32];
         return split_end{ { y.x, y.z }, { y.y, y.w }, true };
     };
-    const auto load = [&](float (&O)[N], int n) {
+    const auto load = [&](float(&O)[N], int n) {
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
             const float4 y = sums[((int64_t)n * WARPS * (X::DV / 8) + i) * 32];
@@ -67,9 +68,8 @@ __global__ void __launch_bounds__(X::DV)
             if (n + e < x.splits) {
                 const float4 before = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
                 add_split(
-                    before,
-                    [&](int i) { return make_float4(O[i * 4], O[i * 4 + 1], O[i * 4 + 2], O[i * 4 + 3]); }, next[e],
-                    next_end[e]);
+                    before, [&](int i) { return make_float4(O[i * 4], O[i * 4 + 1], O[i * 4 + 2], O[i * 4 + 3]); },
+                    next[e], next_end[e]);
                 end = next_end[e];
 #pragma unroll
                 for (int i = 0; i < N; i++) O[i] = next[e][i];
@@ -101,22 +101,43 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
+/* Where splits are work tiles, a batch whose work tiles fill at least half of the multiprocessors has at most MANY
+ * splits per multiprocessor, so that their sums stay in the L2, and MOST_TILES tiles of rows per multiprocessor. */
+const int MANY = 6;
+const double MOST_TILES = 1.6;
+
+/* Returns whether a work tile computes all splits of its rows. That changes only the time. tiles: number of tiles of
+ * rows. count: the largest number of splits. */
+bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
+{
+    /* The numbers of splits of packed sequences are in device memory. Most of the work tiles would be empty if each
+     * sequence had room for as many splits as any may have. */
+    if (d.packed) return true;
+    const int64_t fill = chip->multiprocessors;
+    return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
+}
+
+/* Sets the offsets in the workspace. */
+void place_sums(split_layout &x, int DV)
+{
+    const int64_t warps = SPLIT_BM / 16;
+    x.of_row = (x.tiles * (4 + warps) + 127) / 128 * 128;
+    x.sums = x.of_row + x.slots * warps * 32 * (int64_t)sizeof(float4);
+    x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
+}
+
 /* The problem must have splits. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
     x.per_head = tiles_per_head(r, d), x.heads = heads_of(r, d);
     const int64_t rows = x.per_head * x.heads;
-    /* The numbers of splits of packed sequences are in device memory. Most of the work tiles would be empty if each
-     * sequence had room for as many splits as any may have. */
-    x.in_turn = d.packed || rows * 5 >= (int64_t)chip->multiprocessors * 8;
-    x.most = x.in_turn ? 1 : split_count(r, (int)d.Sq, (int)d.Sk);
+    const int count = d.packed ? 1 : split_count(r, (int)d.Sq, (int)d.Sk);
+    x.in_turn = runs_in_turn(chip, d, rows, count);
+    x.most = x.in_turn ? 1 : count;
     x.tiles = rows * x.most;
     x.slots = x.in_turn ? chip->multiprocessors : x.tiles;
-    const int64_t warps = SPLIT_BM / 16;
-    x.of_row = (x.tiles * (4 + warps) + 127) / 128 * 128;
-    x.sums = x.of_row + x.slots * warps * 32 * (int64_t)sizeof(float4);
-    x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
+    place_sums(x, DV);
     return x;
 }
 
@@ -152,9 +173,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     p.of_row = (float4 *)(job.memory + y.of_row), p.sums = (float4 *)(job.memory + y.sums);
     take_share(job.chip, p.order);
     if (p.order.first < p.order.end)
-        code = launch_dependent(forward_tiles<T, X>,
-                                attn_min64(p.order.end - p.order.first, job.chip->multiprocessors), X::THREADS,
-                                sizeof(shared<X>), job.stream, p, maps, none, job.given);
+        code = launch_dependent(forward_tiles<T, X>, attn_min64(p.order.end - p.order.first, job.chip->multiprocessors),
+                                X::THREADS, sizeof(shared<X>), job.stream, p, maps, none, job.given);
     if (code != cudaSuccess || y.in_turn || !is_last_share(job.chip)) return code;
     return launch_dependent(merge_splits<T, X>, y.per_head * y.heads * 4 * X::C, X::DV, 0, job.stream, p, job.given);
 }
@@ -188,27 +208,29 @@ split_rule split_rule_of(const attn_plan *plan)
     const attn_problem *const p = plan->problem;
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    split_rule r = {};
+    split_rule r = NO_SPLITS;
     if (p->q.dtype == ATTN_F8E4M3 || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank ||
-        p->seqlens_q.rank || d.Sk >= FAR)
+        p->seqlens_q.rank)
         return r;
     const split_row &x = shape_of(d);
-    r.on = true;
-    r.BN = x.BN, r.least = x.least;
-    r.queries = (int)p->whole_queries;
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    r.per_tile = (int)(g.group >> r.shift);
+    r.BN = x.BN, r.least = x.least;
+    r.queries = (int)attn_min64(p->whole_queries, FAR);
+    r.per_tile = (int)attn_min64(g.group >> r.shift, FAR);
     r.window = (int)attn_min64(attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + (SPLIT_BM >> r.shift), FAR);
+    r.least_keys = (int)attn_max64(2 * r.least, 4 * (int64_t)attn_min64(r.queries, FAR / 4));
+    r.most_queries = (SPLIT_TILES / 2 / r.per_tile * SPLIT_BM) >> r.shift;
+    if (r.window < 2 * r.least || r.queries > r.most_queries) r.most_queries = 0;
     return r;
 }
 
 split_part split_part_of(const split_rule &r, const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
-    if (!r.on) return SPLITS_NONE;
-    if (d.packed) return attn_min64(d.total_k, r.window) >= 2 * r.least ? SPLITS_SOME : SPLITS_NONE;
-    if (split_count(r, (int)d.Sq, (int)d.Sk) == 0) return SPLITS_NONE;
+    if (r.most_queries <= 0) return SPLITS_NONE;
+    if (d.packed) return d.total_k >= r.least_keys ? SPLITS_SOME : SPLITS_NONE;
+    if (d.Sq > r.most_queries || !has_splits(r, (int)d.Sq, (int)attn_min64(d.Sk, FAR))) return SPLITS_NONE;
     return g.seqlens_k ? SPLITS_SOME : SPLITS_ALL;
 }
 
@@ -217,7 +239,15 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     const split_rule r = split_rule_of(plan);
     if (split_part_of(r, plan->geometry) == SPLITS_NONE) return 0;
     const attn_dims &d = plan->geometry.dims;
-    return (size_t)split_layout_of(chip, r, d, shape_of(d).D).bytes;
+    const int DV = shape_of(d).D;
+    split_layout x = split_layout_of(chip, r, d, DV);
+    const int64_t bytes = x.bytes;
+    if (d.packed || !x.in_turn || tile_seconds(chip, plan) < chip->step_seconds) return (size_t)bytes;
+    /* device.cu divides a long problem into parts, whose splits may be work tiles */
+    const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
+    x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
+    place_sums(x, DV);
+    return (size_t)attn_max64(bytes, x.bytes);
 }
 
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)

@@ -87,8 +87,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* Whether shared memory has room for O beside Q, K and V. */
-    static const bool STAGES_OUT = !SPLITS && ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
-                                   220 << 10;
+    static const bool STAGES_OUT = !SPLITS &&
+                                   ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
+                                       220 << 10;
     static const bool LOW_WORDS =
         /* whether operands are kept as the low words of descriptors; at other head sizes that makes the kernel 1 to 4 %
          * slower */
@@ -845,8 +846,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the splits before,
-     * and stores the results of the rows behind the last split. Sets flags like the function above. */
+    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the splits
+     * before, and stores the results of the rows behind the last split. Sets flags like the function above. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;

@@ -10,13 +10,15 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* Number of work tiles that a key/value head should have. With four key/value heads, 33 work tiles of each fill the 132
- * multiprocessors of an H100. */
-enum { SPLIT_TILES = 33 };
+/* Number of work tiles that a key/value head should have: with eight key/value heads, 16 work tiles of each nearly fill
+ * the 132 multiprocessors of an H100. Rows that fill more than half as many tiles are not split. */
+enum { SPLIT_TILES = 17 };
 
 /* The numbers of a problem that determine how long splits are. */
 struct split_rule {
-    bool on; /* false: no sequence is split */
+    /* Sequences of at most most_queries queries and at least least_keys keys are split, if they have four keys or more
+     * per query. */
+    int most_queries, least_keys;
     int BN;      /* number of keys per tile */
     int least;   /* least number of keys of a split */
     int queries; /* 0, or the number of queries of the whole problem of which this problem is a part */
@@ -29,17 +31,24 @@ struct split_rule {
 /* The number of rows of a work tile of forward_split.cu. */
 enum { SPLIT_BM = 128 };
 
+/* The rule by which no sequence that has queries is split. */
+const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
+
+/* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */
+ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
+{
+    return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
+}
+
 /* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
  * not split. More keys never have fewer splits. */
 ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
+    if (!has_splits(r, Sq, Sk)) return 0;
     if (r.queries) Sq = r.queries;
-    if (!r.on || Sq <= 0 || Sq > Sk / 4) return 0;
-    const int64_t tiles = (((int64_t)Sq << r.shift) + SPLIT_BM - 1) / SPLIT_BM * r.per_tile;
-    if (tiles > SPLIT_TILES / 2) return 0;
-    const int keys = r.window < Sk ? r.window : Sk, most = keys / r.least, wanted = SPLIT_TILES / (int)tiles,
-              count = wanted < most ? wanted : most;
-    return count < 2 ? 0 : count;
+    const int tiles = ((Sq << r.shift) + SPLIT_BM - 1) / SPLIT_BM * r.per_tile, keys = r.window < Sk ? r.window : Sk,
+              most = keys / r.least, wanted = SPLIT_TILES / (tiles > 1 ? tiles : 1);
+    return wanted < most ? wanted : most;
 }
 
 /* Returns the number of key tiles of a split, or 0 if the keys are not split. */

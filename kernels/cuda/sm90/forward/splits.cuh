@@ -1,10 +1,10 @@
 /* splits.cuh: work tiles that have a part of their rows' keys (a split), and the sums of splits.
  *
  * A split's result is O, which is not divided by l, and for each row `top` and l: the exponentials in O and l are
- * relative to 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a work tile,
- * which stores its result, and the kernel merge_splits() adds them; or (plan::in_turn) a work tile computes all splits of
- * its rows, one after the other, and keeps the sum in memory. Both give the same bits, because they do the same
- * operations in the same order.
+ * relative to 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a work
+ * tile, which stores its result, and the kernel merge_splits() adds them; or (split_plan::in_turn) a work tile computes
+ * all splits of its rows, one after the other, and keeps the sum in memory. Both give the same bits, because they do
+ * the same operations in the same order.
  *
  * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
  * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
@@ -94,12 +94,12 @@ template <int DV> struct split_sums {
     {
         *rows = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
 #pragma unroll
-        for (int n = 0; n < DV / 8; n++)
-            O[n * 32] = make_float4(x[n * 4], x[n * 4 + 1], x[n * 4 + 2], x[n * 4 + 3]);
+        for (int n = 0; n < DV / 8; n++) O[n * 32] = make_float4(x[n * 4], x[n * 4 + 1], x[n * 4 + 2], x[n * 4 + 3]);
     }
     DEVICE void add_before(float (&x)[DV / 2], split_end &end)
     {
-        add_split(*rows, [&](int n) { return O[n * 32]; }, x, end);
+        add_split(
+            *rows, [&](int n) { return O[n * 32]; }, x, end);
     }
 };
 

@@ -11,8 +11,8 @@
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. Row r has
- * the query with the number r >> shift. */
+ * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. Row r
+ * has the query with the number r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {

@@ -74,8 +74,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 }
 
 /* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle), of
- * box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the L2
- * fetches from memory when some of them are wanted. */
+ * box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the
+ * L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1)
 {
