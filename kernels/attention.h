@@ -397,6 +397,11 @@ typedef struct attn_problem {
      * kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys change no bit of the
      * results, and are not among attn_features(). */
     const int32_t *prefix_keys;
+
+    /* Set by attn_queries_of(): the number of queries of the problem that this problem is a part of. A kernel that
+     * divides keys by the number of queries divides those of a part like those of the whole problem. 0: the problem is
+     * not a part. */
+    int64_t whole_queries;
 } attn_problem;
 
 #define ATTN_PROBLEM_INIT                                                                                         \

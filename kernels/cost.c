@@ -111,6 +111,7 @@ static const struct rate rates[] = {
     { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
     { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .08, .02, .00045, 60,  1.5,  1,  CUDA_MOST },
     { "sm90_wide",      ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00042, 60,  1.5,  .2, CUDA_MOST },
+    { "sm90_wide",      ATTN_OP_BACKWARD, ANY,             HOPPER,   2000, .02, .05, .0013,  300, 9,    4,  LSE_MOST },
     { "decode",         ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .08, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic+decode", ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .05, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  1000, .05, .02, .0022,  60,  1.2,  .2, CUDA_MOST },
@@ -329,16 +330,19 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
     const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
-    const double block = options ? OPTIONS_BLOCK : hopper_wide ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
-    const double column_blocks = wide          ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
-                                 : hopper_wide ? ceil((double)d->Dv / HOPPER_WIDE_COLUMNS)
-                                               : 1;
+    const double block = options ? OPTIONS_BLOCK : hopper_wide && !back ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
+    const double column_blocks = wide           ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
+                                 : !hopper_wide ? 1
+                                 : back         ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
+                                                : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
+    /* blocks of the backward of sm90_wide read scores from memory instead of computing them again */
+    const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
     w->tile_columns = wide ? wide_columns(d, back)
-                           : column_blocks * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+                           : scores * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);
     w->by[WAITS] = at_most(blocks / 2, units);

@@ -43,6 +43,7 @@ attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end)
 {
     const attn_dims d = attn_dims_of(p);
     attn_problem some = *p;
+    some.whole_queries = p->whole_queries ? p->whole_queries : d.Sq;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &some.tensor[id];
         const int axis = t->rank > 0 ? query_axis(p, (attn_tensor_id)id) : -1;

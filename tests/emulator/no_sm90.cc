@@ -26,6 +26,7 @@ extern const cuda_kernel sm90_f8_forward = never;
 extern const cuda_kernel sm90_forward = never;
 extern const cuda_kernel sm90_latent_forward = never;
 extern const cuda_kernel sm90_observe = never;
+extern const cuda_kernel sm90_wide_backward = never;
 extern const cuda_kernel sm90_wide_forward = never;
 extern const cuda_kernel sm90_packed_forward = never;
 extern const cuda_kernel sm90_packed_pairs_forward = never;

@@ -2,13 +2,24 @@
 
     python3 tests/gpu/rival.py                           # any Python with torch and CUDA; attn-bench built with CUDA
     python3 tests/gpu/rival.py --cells decode gqa --json
+    python3 tests/gpu/rival.py --cells one chunk --list  # the shapes alone, without timing; needs no GPU
     python3 tests/gpu/rival.py --cells forward --head-sizes 128 --lengths 512 8192
     python3 tests/gpu/rival.py --cells backward float8 --rivals cudnn \\
         --program 'fa3=./fa3_bench --op {op} --dtype {dtype} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal} --reps {reps}'
 
+Kinds of cells:
+
+  forward, backward, float8, gqa   many tokens: the grid of thread blocks fills the card
+  decode                           one query over long caches
+  one                              forward and backward of one sequence, from few heads and short lengths on
+  latent                           latent attention: caches of 576 numbers per position, of which 512 are also the values
+  chunk                            a chunk of a prompt, or speculation: few queries at the end of many keys
+  waves                            batches of short sequences, with 9 sequences and more
+
 A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In
-its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, {causal} is --causal or
-nothing, and {reps} is --reps of this program. A program without {reps} is refused: a card that is busy for a second per
+its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D}, {Dv} and {page} are the cell's ({page} is the number of keys per page,
+or 0), {dtype} is bf16 or e4m3, {causal} is --causal or nothing, and {reps} is --reps of this program. A causal mask is
+aligned to the last query and the last key. A program without {reps} is refused: a card that is busy for a second per
 turn runs 10 % slower than one that is busy for 20 milliseconds. Without PyTorch, programs are the only rivals.
 
 A cell is a shape. For each cell, attn-bench (as a child of this program) and each rival run --turns times. The order is
@@ -22,6 +33,7 @@ A rival that refuses a shape shows as '-'.
 The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over attnd's: above 1, attnd is
 faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
+import itertools
 import json
 import os
 import random
@@ -39,13 +51,19 @@ except ImportError:
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION} if torch else {}
+KINDS = ('forward', 'backward', 'float8', 'gqa', 'decode', 'one', 'latent', 'chunk', 'waves')
 RUN_MS = 2
 PAUSE_S = 0.1  # seconds of pause before each run, so that the card cools down
 COPIES_BYTES = 512 << 20
 
 
+def cell(op, B, H, Hk, Sq, Sk, D, causal, dtype='bf16', Dv=None, page=0):
+    """Returns a shape to time. page: number of keys per page; 0: keys and values are contiguous."""
+    return dict(op=op, dtype=dtype, B=B, H=H, Hk=Hk, Sq=Sq, Sk=Sk, D=D, Dv=Dv or D, page=page, causal=causal)
+
+
 def cells(a):
-    """Returns the cells (shapes to time), each a dict of op, dtype, B, H, Hk, Sq, Sk, D and causal."""
+    """Returns the cells of all kinds that were asked for."""
     for kind in a.cells:
         if kind in ('forward', 'backward', 'float8'):
             op, dtype, sizes = ('forward', 'e4m3', [128]) if kind == 'float8' else (kind, 'bf16', a.head_sizes)
@@ -53,13 +71,35 @@ def cells(a):
                 for causal in (False, True):
                     for S in a.lengths:
                         H = 2048 // D
-                        yield dict(op=op, dtype=dtype, B=max(1, a.tokens // S), H=H, Hk=H, Sq=S, Sk=S, D=D, causal=causal)
+                        yield cell(op, max(1, a.tokens // S), H, H, S, S, D, causal, dtype)
         elif kind == 'gqa':
             for op in ('forward', 'backward'):
-                yield dict(op=op, dtype='bf16', B=2, H=32, Hk=8, Sq=8192, Sk=8192, D=128, causal=True)
+                yield cell(op, 2, 32, 8, 8192, 8192, 128, True)
         elif kind == 'decode':
             for B, Sk, H, Hk in ((1, 131072, 32, 8), (16, 8192, 32, 8), (64, 8192, 32, 8), (1, 8192, 32, 32), (1, 8192, 32, 8), (1, 2048, 32, 8)):
-                yield dict(op='decode', dtype='bf16', B=B, H=H, Hk=Hk, Sq=1, Sk=Sk, D=128, causal=False)
+                yield cell('decode', B, H, Hk, 1, Sk, 128, False)
+        elif kind == 'one':
+            for op, D, causal in itertools.product(('forward', 'backward'), a.head_sizes, (False, True)):
+                for H, Hk in ((4, 4), (8, 8), (16, 16), (32, 32), (32, 8)):
+                    for S in (256, 512, 1024, 2048, 4096):
+                        yield cell(op, 1, H, Hk, S, S, D, causal)
+        elif kind == 'latent':
+            for B, H, Sq, Sk in itertools.product((64, 128), (16, 64, 128), (1, 2), (4096, 8192, 16384, 32768)):
+                yield cell('latent', B, H, 1, Sq, Sk, 576, True, Dv=512, page=64)
+        elif kind == 'chunk':
+            for D, causal, (H, Hk) in itertools.product(a.head_sizes, (False, True), ((32, 8), (16, 16), (8, 1))):
+                for Sq, Sk in itertools.product((16, 32, 64, 128, 256, 512, 1000), (2048, 16384, 131072)):
+                    yield cell('forward', 1, H, Hk, Sq, Sk, D, causal)
+        elif kind == 'waves':
+            for op, H, D in itertools.product(('forward', 'backward'), (8, 16), (64, 128)):
+                for B in a.batches:
+                    yield cell(op, B, H, H, 1024, 1024, D, False)
+
+
+def tera_operations(c):
+    """Returns the floating-point operations of a cell, in units of 1e12; a causal cell has those of visible pairs."""
+    pairs = c['Sq'] * c['Sk'] - (c['Sq'] * (c['Sq'] - 1) // 2 if c['causal'] else 0)
+    return 2 * c['B'] * c['H'] * (c['D'] + c['Dv']) * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e12
 
 
 def attn_bench(a, options):
@@ -73,9 +113,10 @@ def attn_bench(a, options):
 
 def ours(a, c):
     """Returns attn-bench's milliseconds for a cell, and the name of the kernel that ran."""
-    options = ['--op', 'forward' if c['op'] == 'decode' else c['op'], '-B', str(c['B']), '-H', str(c['H']), '--hk', str(c['Hk']),
-               '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
-    options += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
+    options = ['--op', 'backward' if c['op'] == 'backward' else 'forward', '-B', str(c['B']), '-H', str(c['H']), '--hk', str(c['Hk']),
+               '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D']), '--dv', str(c['Dv'])]
+    options += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode') + ['--latent'] * (c['op'] == 'latent')
+    options += ['--page-size', str(c['page'])] * (c['page'] > 0)
     options += ['--dtype', 'float8_e4m3fn', '--no-lse'] if c['dtype'] == 'e4m3' else []
     line = attn_bench(a, options)
     return line['ms'], line['backend']
@@ -100,8 +141,9 @@ def timed(call, reps):
 
 def theirs(a, c, backend):
     """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend, or None if the backend
-    refuses. A backward is timed without its forward: flash's is called directly, cuDNN's through autograd."""
-    if c['dtype'] != 'bf16':
+    refuses, has no pages, or aligns a causal mask to the first query and the first key. A backward is timed without its
+    forward: flash's is called directly, cuDNN's through autograd."""
+    if c['dtype'] != 'bf16' or c['page'] or (c['causal'] and c['Sq'] != c['Sk']):
         return None
 
     def make(heads, length):
@@ -142,9 +184,9 @@ def program(text):
     if not name or not equals or not words:
         raise argparse.ArgumentTypeError(f"must be NAME=COMMAND, not {text!r}")
     try:
-        words_for(words, dict(op='', dtype='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False), 0)
+        words_for(words, cell('', 0, 0, 0, 0, 0, 0, False), 0)
     except (KeyError, IndexError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, dtype, B, H, Hk, Sq, Sk, D, causal, reps') from None
+        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, dtype, B, H, Hk, Sq, Sk, D, Dv, page, causal, reps') from None
     if not any('{reps}' in word for word in words):
         raise argparse.ArgumentTypeError(f'{name}: must be timed as often as attn-bench is: give it {{reps}}')
     return name, words
@@ -198,17 +240,22 @@ def has_gpu():
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
-    p.add_argument('--cells', nargs='+', default=['forward', 'backward', 'float8', 'gqa', 'decode'],
-                   choices=('forward', 'backward', 'float8', 'gqa', 'decode'))
+    p.add_argument('--cells', nargs='+', default=list(KINDS), choices=KINDS)
     p.add_argument('--head-sizes', nargs='+', type=int, default=[64, 128, 256])
     p.add_argument('--lengths', nargs='+', type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
     p.add_argument('--tokens', type=int, default=16384)
+    p.add_argument('--batches', nargs='+', type=int, default=list(range(9, 257, 13)), help='numbers of sequences of the cells `waves`')
+    p.add_argument('--list', action='store_true', help='print the cells as JSON, one per line, and time nothing')
     p.add_argument('--reps', type=int, default=15)
     p.add_argument('--turns', type=int, default=3, help='how often each is timed per cell')
     p.add_argument('--rivals', nargs='+', default=list(RIVALS), choices=list(RIVALS))
     p.add_argument('--program', action='append', default=[], type=program, metavar='NAME=COMMAND', help='a rival that is a program (see above)')
     p.add_argument('--json', action='store_true', help='one object per line instead of the table')
     a = p.parse_args()
+    if a.list:
+        for c in cells(a):
+            print(json.dumps(c))
+        return 0
     if not torch and not a.program:
         print('rival.py: no PyTorch here and no --program: skipped')
         return 0
@@ -225,8 +272,7 @@ def main():
         others, kernel = in_turns(a, c)
         mine = others.pop('ours')
         best = min((ms for ms in others.values() if ms is not None), default=None)
-        pairs = c['Sq'] * (c['Sq'] + 1) / 2 if c['causal'] else c['Sq'] * c['Sk']
-        work = 4 * c['B'] * c['H'] * c['D'] * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e9
+        work = tera_operations(c) * 1e3
         if c['op'] == 'decode':
             work = 4 * c['B'] * c['Hk'] * c['Sk'] * c['D'] / 1e6
         total += 1

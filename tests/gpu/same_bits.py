@@ -1,7 +1,8 @@
-"""Sends one request many times, alone and beside random other requests: same_bits.py URL COUNT [backward]
+"""Sends one request many times, alone and beside random other requests: same_bits.py URL COUNT [backward|chunk]
 
 Every answer must have the same bytes as the first, except for its timings; otherwise the exit status is not 0. With
-`backward` the request is a deterministic backward over several tiles of keys. The last line counts answers.
+`backward` the request is a deterministic backward over several tiles of keys. With `chunk` it is a forward of few
+queries over many keys, which different thread blocks share. The last line counts answers.
 """
 import base64
 import http.client
@@ -34,7 +35,9 @@ def main():
     url, count = urllib.parse.urlparse(sys.argv[1]), int(sys.argv[2])
     connect = lambda: http.client.HTTPConnection(url.hostname, url.port, timeout=60)
     op, r = 'backward' if 'backward' in sys.argv[3:] else 'forward', np.random.default_rng(1)
-    if op == 'forward':
+    if 'chunk' in sys.argv[3:]:
+        fixed = body(r, 2, 50, 4200, 8, 2, 128, True)
+    elif op == 'forward':
         fixed = body(r, 2, 190, 333, 8, 2, 64, True)
     else:
         fixed = body(r, 2, 700, 1000, 4, 2, 128, True, dout=tensor(r, (2, 700, 4, 128)), deterministic=True)

@@ -11,6 +11,7 @@ extern const cuda_kernel sm90_pairs_backward;                           /* sm90/
 extern const cuda_kernel sm90_backward_256;                             /* sm90/backward/backward_256.cu */
 extern const cuda_kernel sm90_latent_forward;                           /* sm90/latent/latent.cu */
 extern const cuda_kernel sm90_wide_forward;                             /* sm90/wide/wide.cu */
+extern const cuda_kernel sm90_wide_backward;                            /* sm90/wide_backward/wide_backward.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/forward.cu */
 extern const cuda_kernel wide_forward, wide_backward;                   /* sm80/wide_forward.cu, wide_backward.cu */
 extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
@@ -38,6 +39,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &sm90_backward,
     &sm90_pairs_backward,
     &sm90_backward_256,
+    &sm90_wide_backward,
     &generic_backward,
     &wide_backward,
     &f32_forward,

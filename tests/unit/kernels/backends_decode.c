@@ -86,6 +86,38 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* Problems whose keys the forward of Hopper GPUs divides into splits: at least 65 rows per key/value head, and many
+ * keys. */
+void test_keys_of_a_chunk_agree_with_the_reference(void **state)
+{
+    /* clang-format off: each row of the table stays on one line */
+    static const struct spec chunks[] = {
+        SPEC(.name = "grouped heads", SIZES(40, 2300, 64), HEADS(4, 2), BF16, .causal = true, .sinks = 1),
+        SPEC(.name = "a head of its own", .B = 2, SIZES(130, 2100, 128), HEADS(1, 1), F16, .layout = ATTN_BHSD),
+        SPEC(.name = "three heads", SIZES(30, 3100, 128), HEADS(3, 1), BF16, .causal = true),
+        SPEC(.name = "sixteen heads, without lse", SIZES(5, 4100, 64), HEADS(16, 1), F16, .no_lse = true),
+        SPEC(.name = "a window", SIZES(100, 3000, 64), HEADS(2, 1), BF16, WINDOW(2200, 0), .sinks = 2),
+        SPEC(.name = "top left", SIZES(100, 2100, 64), HEADS(2, 1), BF16, .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "lengths", .B = 4, SIZES(70, 2500, 64), HEADS(2, 1), BF16, .seqlens_k = true, .causal = true,
+             .poison_unseen = true),
+        SPEC(.name = "packed", .sequences = 5, .q_lengths = { 70, 1, 150, 40, 0 },
+             .k_lengths = { 2300, 2500, 700, 2100, 30 }, HEADS(4, 2), BF16, .causal = true, .sinks = 1),
+        SPEC(.name = "head size 256", SIZES(70, 1200, 256), HEADS(2, 1), BF16, .causal = true),
+        SPEC(.name = "values narrower than keys", SIZES(70, 1200, 192), .Dv = 72, HEADS(2, 1), F16),
+        SPEC(.name = "values that are not finite", SIZES(100, 2100, 64), HEADS(2, 1), BF16, .causal = true,
+             .poison_unseen = true, .poison = 2),
+        SPEC(.name = "keys that are not finite", SIZES(100, 2100, 64), HEADS(2, 1), F16, .causal = true, .poison = 1),
+        SPEC(.name = "huge scores", SIZES(80, 2100, 64), HEADS(1, 1), BF16, .q_amp = 3e4),
+        SPEC(BACK, .name = "a backward without out", SIZES(40, 2300, 64), HEADS(2, 1), BF16, .causal = true),
+    };
+    /* clang-format on */
+    int failed = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(chunks); n++)
+        if (!agrees(&chunks[n])) failed++;
+    assert_int_equal(failed, 0);
+}
+
 /* A problem with few queries and many keys must have the same bits alone and behind other problems with few queries and
  * many keys. In this test each call begins to read its inputs before the previous call has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)

@@ -228,6 +228,8 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
         SPEC(.sequences = 3, .q_lengths = { 1, 1, 1 }, .k_lengths = { 2500, 17, 640 }, HEADS(8, 2), F16),
         SPEC(.sequences = 3, .q_lengths = { 64, 64, 64 }, .k_lengths = { 64, 64, 64 }, HEADS(4, 4), .causal = true,
              F16),
+        SPEC(.sequences = 4, .q_lengths = { 130, 50, 200, 3 }, .k_lengths = { 2100, 3200, 90, 2500 }, HEADS(4, 2),
+             .causal = true, BF16, .sinks = 1),
         SPEC(.sequences = 9, .q_lengths = { 1, 4, 70, 1, 0, 16, 5, 1, 17 },
              .k_lengths = { 2100, 129, 90, 1, 77, 1300, 0, 128, 600 }, HEADS(8, 2), .D = 128, .Dv = 128, BF16,
              .causal = true, .sinks = 1),
@@ -293,6 +295,7 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
         SPEC(.B = 24, SIZES(1, 2048, 64), HEADS(4, 2), BF16),
         SPEC(.B = 3, SIZES(2, 3000, 128), HEADS(8, 2), BF16, .causal = true),
         SPEC(.B = 3, SIZES(16, 1300, 64), HEADS(8, 2), F16, WINDOW(500, 0)),
+        SPEC(.B = 7, SIZES(50, 2100, 64), HEADS(4, 2), BF16, .causal = true, .sinks = 1),
         SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
         SPEC(BACK, .B = 3, SIZES(150, 90, 192), HEADS(4, 2), .causal = true, F16),
     };
@@ -369,6 +372,7 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
         SPEC(BACK, .sequences = 3, .q_lengths = { 30, 70, 9 }, .k_lengths = { 60, 40, 30 }, HEADS(8, 4), .D = 64,
              .Dv = 64, BF16, .dropout_p = 0.2, .sinks = 1),
         SPEC(.B = 2, SIZES(1, 3000, 128), HEADS(8, 4), F16, .layout = ATTN_BHSD),
+        SPEC(SIZES(50, 2100, 64), HEADS(8, 4), BF16, .causal = true),
         SPEC(.B = 2, SIZES(100, 120, 32), HEADS(4, 4), .bias = 1 + 2 + 4, .keep_mask = 1 + 1, .keep = 0.7, .alibi = 2),
         SPEC(BACK, SIZES(100, 120, 32), HEADS(4, 4), .bias = 1 + 2, .alibi = 2, .layout = ATTN_BHSD),
         SPEC(BACK, .B = 2, SIZES(200, 150, 128), HEADS(8, 4), F16, .mask_bounds = 2, .mask_heads = 2, .softcap = 20),
@@ -463,6 +467,7 @@ void test_queries_have_the_same_bits_in_parts_and_together(void **state)
         SPEC(SIZES(450, 500, 192), HEADS(1, 1), BF16, .Dv = 128, .causal = true),
         SPEC(SIZES(450, 500, 256), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(450, 300, 64), HEADS(3, 1), BF16),
+        SPEC(SIZES(500, 2100, 64), HEADS(2, 1), BF16, .causal = true),
         SPEC(SIZES(450, 600, 64), HEADS(1, 1), BF16, .window_right = 90, .alignment = ATTN_TOP_LEFT),
         SPEC(SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .softcap = 20, .sinks = 1),
         SPEC(SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .bias = 1 + 4, .keep_mask = 1 + 4, .keep = 0.7),
@@ -750,6 +755,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(.causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
         SPEC(BACK, .causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
         SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
+        SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
     /* wanted: the only output that is requested; -1: no output is requested */
@@ -786,6 +792,8 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         SPEC(SIZES(150, 120, 64), BF16, .q_amp = 3e5, .causal = true, .B = 3, .seqlens_q = true),
         SPEC(BACK, .sequences = 3, .q_lengths = { 130, 5, 65 }, .k_lengths = { 150, 100, 60 }, .gaps = 70, BF16,
              .q_amp = 3e5, .alibi = 1),
+        SPEC(BACK, SIZES(300, 150, 264), BF16, HEADS(2, 1), .causal = true),
+        SPEC(BACK, SIZES(140, 100, 320), F16, HEADS(1, 1), .q_amp = 3e5),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {

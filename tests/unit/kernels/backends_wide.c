@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of head sizes above 256. Kernels divide heads of these sizes into chunks of the D columns of q
- * and k, and of the Dv columns of v. */
+/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide heads
+ * of these sizes into chunks of the D columns of q and k, and of the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,8 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All problems of this table run forward. Problems without float8 and without pages also run backward. */
+/* All problems of this table run forward. Hopper's backward for wide heads also computes options of head sizes from 129
+ * to 256, so some problems have such heads. Problems without float8 and without pages also run backward. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -66,6 +67,25 @@ static const struct spec wide_cases[] = {
          .poison_unseen = true),
     SPEC(.name = "FlashMask hides tiles in the middle", SIZES(256, 320, 512), F16, HEADS(1, 1), .mask_bounds = 4,
          .mask_heads = 1),
+    SPEC(.name = "several parts of a head", SIZES(400, 300, 264), F16, HEADS(2, 1), .causal = true, .dlse = true),
+    SPEC(.name = "several parts, packed", .sequences = 4, .q_lengths = { 300, 0, 129, 64 },
+         .k_lengths = { 260, 40, 300, 64 }, .D = 264, .Dv = 320, BF16, HEADS(4, 2), WINDOW(150, 20),
+         .poison_unseen = true),
+    SPEC(.name = "several parts, gaps", .sequences = 3, .q_lengths = { 140, 70, 10 }, .k_lengths = { 100, 300, 9 },
+         .gaps = 20, .D = 320, .Dv = 264, BF16, HEADS(2, 1), .causal = true),
+    SPEC(.name = "several parts, lengths", .B = 3, SIZES(140, 300, 320), BF16, HEADS(4, 2), .seqlens_k = true,
+         .seqlens_q = true, .float_grads = 7, .poison_unseen = true),
+    SPEC(.name = "bias and keep_mask, several parts", SIZES(200, 300, 384), F16, HEADS(2, 1), .bias = 5,
+         .bias_dtype = ATTN_F16, .bias_hidden = 0.1, .keep_mask = 8, .keep = 0.7),
+    SPEC(.name = "keep_mask, dropout, softcap, ALiBi", SIZES(200, 300, 192), BF16, HEADS(4, 2), .keep_mask = 8,
+         .keep = 0.7, .dropout_p = 0.2, .seed = 3, .softcap = 20, .alibi = 1),
+    SPEC(.name = "keep_mask at the end", .B = 2, SIZES(140, 270, 256), F16, HEADS(2, 1), .keep_mask = 2, .keep = 0.5,
+         .keep_tail = 150, .seqlens_k = true, .causal = true),
+    SPEC(.name = "FlashMask and dropout", SIZES(256, 320, 256), BF16, HEADS(2, 1), .mask_bounds = 4, .mask_heads = 1,
+         .dropout_p = 0.1, .seed = 5),
+    SPEC(.name = "softcap and dropout, packed", .sequences = 3, .q_lengths = { 30, 140, 200 },
+         .k_lengths = { 50, 300, 60 }, .causal = true, .D = 160, .Dv = 136, F16, HEADS(2, 1), .softcap = 30,
+         .dropout_p = 0.3, .seed = 6),
     SPEC(.name = "rows of odd strides", .Sq = 40, .Sk = 70, .D = 301, .Dv = 515, F16, HEADS(2, 1), .strided = true),
     SPEC(.name = "pages", .B = 2, SIZES(20, 96, 512), PAGES(16), HEADS(2, 1), BF16, .causal = true),
     SPEC(.name = "pages of 7 float8 keys", .B = 2, SIZES(20, 70, 512), PAGES(7), HEADS(2, 1), BF16, .fp8_keys = true,

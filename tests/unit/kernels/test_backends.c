@@ -152,6 +152,7 @@ int main(void)
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_wide_heads_have_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_wide_decoding_has_the_same_bits_alone_and_among_others),
+        cmocka_unit_test(test_keys_of_a_chunk_agree_with_the_reference),
         cmocka_unit_test(test_decoding_has_the_same_bits_alone_and_behind_other_decoding),
         cmocka_unit_test(test_top_keys_are_the_keys_of_the_largest_probabilities),
         cmocka_unit_test(test_observables_have_the_same_bits_alone_and_among_others),

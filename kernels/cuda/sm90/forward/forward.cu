@@ -1,6 +1,6 @@
 /* forward.cu: tile shapes of the Hopper forward. It computes problems without options, and problems with softcap,
  * ALiBi, FlashMask or float8's scales, but none with a bias, a mask or dropout per pair. The kernel is in
- * forward_tiles.cuh. */
+ * forward_tiles.cuh. Sequences of few rows and many keys are left to forward_split.cu. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
@@ -96,10 +96,22 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
     job.place = layout_of(p, job.given.g.dims);
-    const cudaError_t code = narrow ? widen_all(job) : cudaSuccess;
-    if (code != cudaSuccess) return code;
-    return launch_shapes(job, p->q.dtype == ATTN_F16,
-                         narrow || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank);
+    const split_rule splits = split_rule_of(plan);
+    const split_part part = split_part_of(splits, job.given.g);
+    if (part == SPLITS_SOME) job.splits = splits;
+    cudaError_t code = narrow ? widen_all(job) : cudaSuccess;
+    if (code == cudaSuccess && part != SPLITS_ALL)
+        code = launch_shapes(job, p->q.dtype == ATTN_F16,
+                             narrow || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank);
+    if (code != cudaSuccess || part == SPLITS_NONE) return code;
+    return split_launch(chip, stream, plan, job.memory + job.place.bytes);
+}
+
+bool plan_with_splits(const cuda_chip *chip, attn_plan *plan)
+{
+    if (!plan_forward(chip, plan)) return false;
+    plan->workspace_bytes += split_workspace(chip, plan);
+    return true;
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
@@ -111,7 +123,7 @@ const uint64_t DECODE_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_
 } // namespace
 
 extern const cuda_kernel sm90_forward = {
-    { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward, true,
+    { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_with_splits, launch_forward, true,
 };
 extern const cuda_kernel sm90_packed_forward = {
     { "sm90+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, DECODE_FEATURES },

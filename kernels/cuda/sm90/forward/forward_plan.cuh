@@ -3,8 +3,9 @@
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
-#include "kernels/cuda/sm90/layer/epilogue.cuh"
 #include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/sm90/forward/split_rule.h"
+#include "kernels/cuda/sm90/layer/epilogue.cuh"
 #include "kernels/cuda/sm90/layer/masks.cuh"
 #include "kernels/cuda/sm90/layer/pairs.cuh"
 #include "kernels/cuda/sm90/layer/score_mods.cuh"
@@ -42,6 +43,8 @@ struct plan {
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
+    /* this launch computes only sequences whose keys are not split by this rule */
+    split_rule splits;
     int *counter; /* see cuda_chip */
 };
 
@@ -64,7 +67,10 @@ struct __align__(16) work_tile
     /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
     /* with FlashMask or keep_mask: index (0 or 1) of the work tile's list of visible key tiles in shared memory */
-    int list, unused[3];
+    int list;
+    /* in forward_split.cu: number of this split of the rows' keys, how many splits there are, and the number of key
+     * tiles of a split */
+    int split, splits, length;
 };
 
 /* Values of work_tile::i0 that are not rows but commands to the consumers. REPORT: report when all results so far are
@@ -76,8 +82,10 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. */
-template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
+/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
+ * r has query r >> shift; with a shift, work_tile::h is the first of 2^shift query heads, and work_tile::Sq counts
+ * rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other sequences. */
+template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
     x.index = t;
@@ -93,7 +101,7 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
         int low = 0, high = p.B;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
-            if (p.cu_q[middle] / BM + middle <= tile) low = middle;
+            if ((p.cu_q[middle] << shift) / BM + middle <= tile) low = middle;
             else high = middle;
         }
         x.b = low;
@@ -101,16 +109,20 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
         x.k_start = p.cu_k[low];
         x.Sq = p.cu_q[low + 1] - x.q_start;
         x.Sk = p.cu_k[low + 1] - x.k_start;
-        first = x.q_start / BM + low;
+        first = (x.q_start << shift) / BM + low;
     }
     if (p.seqlens_q) x.Sq = p.seqlens_q[x.b];
     if (p.seqlens_k) x.Sk = p.seqlens_k[x.b];
     x.align = p.top_left ? 0 : x.Sk - x.Sq;
     x.i0 = (tile - first) * BM;
-    const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0, min(x.i0 + BM, x.Sq));
+    bool skips = x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows;
+    if (SPLIT) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
+    else skips |= has_splits(p.splits, x.Sq, x.Sk);
+    x.Sq <<= shift, x.h <<= shift;
+    const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0 >> shift, ((min(x.i0 + BM, x.Sq) - 1) >> shift) + 1);
     x.first = keys.first;
     x.last = x.i0 < x.Sq ? keys.last : keys.first;
-    if (x.i0 >= x.Sq || x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows) x.i0 = SKIP;
+    if (x.i0 >= x.Sq || skips) x.i0 = SKIP;
     return x;
 }
 
@@ -189,6 +201,7 @@ struct forward_job {
     cuda_args given, read;
     char *memory;
     layout place;
+    split_rule splits = NO_SPLITS;
 };
 
 /* Fills in the plan, except for what differs between the launches of a run. */
@@ -214,6 +227,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);
     p.to = results_of(g);
     p.decode_rows = job.read.decode_rows;
+    p.splits = job.splits;
     p.before = (int32_t *)job.memory;
     p.nonfinite = (uint8_t *)(p.before + p.order.tiles);
     p.counter = job.chip->counter;

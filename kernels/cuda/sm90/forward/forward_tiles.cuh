@@ -60,6 +60,7 @@
 #include "kernels/cuda/sm90/forward/forward_plan.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm90/forward/kv_pipeline.cuh"
+#include "kernels/cuda/sm90/forward/splits.cuh"
 #include "kernels/cuda/sm90/layer/products.cuh"
 
 namespace {
@@ -68,8 +69,8 @@ namespace {
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
  * score_mods.cuh. WITH_PAIRS: for those options and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
- * without a bias, which takes registers. */
-enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
+ * without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
+enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
 /* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
  * tile; STAGES stages of the ring; the variant. PRODUCER and CONSUMER are registers per thread (the C + 1 warpgroups of
@@ -78,6 +79,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
+    static const bool SPLITS = VARIANT == SPLIT; /* whether work tiles have only a part of their rows' keys */
     /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
      * tiles that another sees. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
@@ -85,8 +87,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* Whether shared memory has room for O beside Q, K and V. */
-    static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
-                                   220 << 10;
+    static const bool STAGES_OUT = !SPLITS &&
+                                   ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
+                                       220 << 10;
     static const bool LOW_WORDS =
         /* whether operands are kept as the low words of descriptors; at other head sizes that makes the kernel 1 to 4 %
          * slower */
@@ -109,7 +112,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
 };
 
 /* The type of the plan of a kernel instance. */
-template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
+template <class X>
+using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
 /* Returns whether a list says which tiles of keys are visible. FlashMask and keep_mask need a list. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
@@ -168,11 +172,19 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
+/* Row r of a work tile has query r >> shift_of(p). */
+template <class X> DEVICE int shift_of(const plan_of<X> &p)
+{
+    if constexpr (X::SPLITS) return p.splits.shift;
+    else return 0;
+}
+
 /* Returns the tiles of keys of work tile x that consumer w computes. With FlashMask or keep_mask, a list says which of
  * them are visible; this function ignores the list. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
-    warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
+    warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last,
+                                                             shift_of<X>(p));
     if (lists_tiles<X>(p)) y.last_visible = x.last, y.few_keys = 0;
     return y;
 }
@@ -190,6 +202,13 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
+}
+
+/* Returns work tile t. */
+template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
+{
+    if constexpr (X::SPLITS) return split_tile_of<X::BM, X::BN>(p, t);
+    else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
 /* The warp that hands out work tiles; its first lane publishes them. At the end the warp hands out those work tiles of
@@ -236,23 +255,38 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
+    /* Publishes work tile x, or with splits those splits of its keys that this block computes. */
+    DEVICE void give_all(work_tile x)
+    {
+        if constexpr (!X::SPLITS) give(x);
+        else {
+            const int last = x.last;
+            x.first += x.split * x.length;
+            do {
+                x.last = min(x.first + x.length, last);
+                give(x);
+                x.first = x.last, x.split++;
+            } while (p.in_turn && x.split < x.splits);
+        }
+    }
+
     DEVICE void run()
     {
         int newest = -1;
         for (int t = first_tile(p.order); t < p.order.end; t = claim_tile(p.order, t, p.counter, scheduler)) {
-            const work_tile x = work_tile_of<X::BM, X::BN>(p, t);
+            const work_tile x = tile_at<X>(p, t);
             if (x.i0 == SKIP) continue;
             if (scheduler) p.before[t] = newest;
             newest = t;
-            give(x);
+            give_all(x);
         }
         give_order(REPORT);
         mbarrier_sleep(smem_addr(&sm.idle), 0);
         for (int t = *(volatile int *)&sm.any_nonfinite ? newest : -1; t >= 0; t = tile_before(p, t)) {
             if (!was_nonfinite(t)) continue;
-            work_tile x = work_tile_of<X::BM, X::BN>(p, t);
+            work_tile x = tile_at<X>(p, t);
             x.nonfinite_to_zero = 1;
-            give(x);
+            give_all(x);
         }
         if (!scheduler) return;
         sm.newest = newest;
@@ -289,6 +323,19 @@ template <class X> struct tile_loader {
         v.next();
     }
 
+    /* Loads Q of all consumers, from a map whose rows are heads and whose heads are queries. */
+    DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
+    {
+#pragma unroll 1
+        for (int n = 0; n < X::C; n++) {
+            mbarrier_sleep(smem_addr(&sm.bars.Q.empty[n]), q.phase ^ 1);
+            load_tile<64, X::CHUNKS, 64>(smem_addr(sm.Q[n]), &maps.Q,
+                                         { 0, h, q_start + ((i0 + n * 64) >> plan.splits.shift), b },
+                                         smem_addr(&sm.bars.Q.full[n]));
+        }
+        q.next();
+    }
+
     DEVICE void run()
     {
         for (;; at.next()) {
@@ -304,7 +351,8 @@ template <class X> struct tile_loader {
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
             load_K(tile(last - 1));
-            load_Q<X::C, X::CHUNKS, 64>(sm, &maps.Q, q_start + i0, h, b, q);
+            if constexpr (X::SPLITS) load_Q_of_group(p, i0, q_start, h, b);
+            else load_Q<X::C, X::CHUNKS, 64>(sm, &maps.Q, q_start + i0, h, b, q);
             int above = last - 1;
 #pragma unroll 1
             for (int j = tile_below<X>(p, seen, above, first); j >= first;
@@ -540,7 +588,7 @@ template <typename T, class X> struct attention {
                 hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
         }
         if (MASKED && (N < BN || j < t.y.free_first || j >= t.y.free_last)) {
-            mask<N>(S, t.band, t.i0, j * BN, lane());
+            mask<N>(S, t.band, t.i0, j * BN, lane(), shift_of<X>(p));
         }
         softmax_step<N, X::IN_TURN, BY_BITS>(S, state, rescale, reference, midway);
         if constexpr (X::PAIRS)
@@ -720,7 +768,9 @@ template <typename T, class X> struct attention {
         if constexpr (X::PAIRS)
             if (p.kept.words || p.bias.data) return false;
         const key_band band = band_of(p, x);
-        return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
+        const int query = i >> shift_of<X>(p);
+        if (X::SPLITS) return max(query + band.lo, x.first * BN) < min(min(query + band.hi, band.Sk), x.last * BN);
+        return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
     /* Does what end_softmax() does, for shapes in which a bias may make scores huge (see exact_reference). */
@@ -756,6 +806,25 @@ template <typename T, class X> struct attention {
         return y;
     }
 
+    /* Does what end_softmax() does for a split, whose lse is not stored. */
+    DEVICE split_end end_split(softmax &state, const thread_tile &t)
+    {
+        const row_ends ends = end_rows(state, reference, -CUDART_INF_F, 1);
+        split_end y = { { ends.top[0], ends.top[1] }, { state.l[0], state.l[1] }, true };
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            y.finite &= y.l[half] - y.l[half] == 0 &&
+                        (y.top[half] == -CUDART_INF_F ? !has_lost_keys(t.x, t.i0 + half * 8)
+                                                      : fabsf(y.top[half]) < SCORE_MOST);
+        return y;
+    }
+
+    DEVICE auto end_work(softmax &state, const thread_tile &t)
+    {
+        if constexpr (X::SPLITS) return end_split(state, t);
+        else return end_softmax(state, t);
+    }
+
     /* Stores out = O / l. Sets flags if out, a score or a sum is not finite, so that the rows are computed again
      * later. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
@@ -775,6 +844,24 @@ template <typename T, class X> struct attention {
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
         if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
         else copy_rows(O, x, row, count, rows, staging);
+    }
+
+    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the splits
+     * before, and stores the results of the rows behind the last split. Sets flags like the function above. */
+    DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
+    {
+        const work_tile &x = t.x;
+        const int slot = p.in_turn ? (int)blockIdx.x : x.index, at = slot * (4 * X::C) + warp_index();
+        bool finite = end.finite && is_finite(O);
+        split_sums<DV> sums{ p, at, lane() };
+        if (p.in_turn && x.split > 0) sums.add_before(O, end);
+        if (!p.in_turn || x.split + 1 < x.splits) sums.store(O, end);
+        else finite &= store_split_rows<T, DV>(p, x, t.i0, 0, O, end, lane());
+        const bool any = __any_sync(0xffffffff, !finite);
+        if (lane() == 0 && !x.nonfinite_to_zero) {
+            if (!p.in_turn || x.split == 0 || any) p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
+            if (any) *(volatile int *)&sm.any_nonfinite = 1;
+        }
     }
 
     /* Stores the 16 rows of a warp. The copy engine writes them, and drops rows past the end of the tensor. If rows
@@ -821,7 +908,7 @@ template <typename T, class X> struct attention {
                 softmax state;
 #pragma unroll
                 for (int i = 0; i < DV / 2; i++) O[i] = 0;
-                finish(O, end_softmax(state, t), t);
+                finish(O, end_work(state, t), t);
             }
             if (warp_uniform(!work.loads)) me.release_work();
             work = take();
@@ -848,8 +935,8 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            /* end_softmax() runs while the last product P V is computed */
-            const tile_end end = end_softmax(state, tile_of(now));
+            /* end_work() runs while the last product P V is computed */
+            const auto end = end_work(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();
                 begin(S, work);
@@ -888,7 +975,11 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     repair_begins();
     for (int t = newest; t >= 0; t = tile_before(p, t)) {
         if (!((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + warp]) continue;
-        const work_tile w = work_tile_of<X::BM, X::BN>(p, t);
+        const work_tile w = tile_at<X>(p, t);
+        if constexpr (X::SPLITS) {
+            for (int n = 0; n < 16; n++) repair_split_row<channels>(p, a, w, w.i0 + warp * 16 + n);
+            continue;
+        }
         const head_args x = head_args_of(a, w.b, w.h);
         const int i0 = w.i0 + warp * 16;
         for (int i = i0; i < i0 + 16 && i < w.Sq; i++)
@@ -922,6 +1013,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
+        if constexpr (X::SPLITS)
+            if (!p.in_turn) return; /* merge_splits() computes these rows, after all splits are stored */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

@@ -11,13 +11,14 @@
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. */
+ * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. Row r
+ * has the query with the number r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
-DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
+DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int i = i0 + half * 8, column = j0 + lane % 4 * 2;
+        const int i = (i0 + half * 8) >> shift, column = j0 + lane % 4 * 2;
         const int lo = i + band.lo - column, hi = min(i + band.hi, band.Sk) - column;
 #pragma unroll
         for (int n = FIRST / 8; n < N / 8; n++)

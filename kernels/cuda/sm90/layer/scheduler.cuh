@@ -161,14 +161,16 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
+/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. Row r has
+ * the query with the number r >> shift. */
 template <int BN, int FEW = BN>
-DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
+DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {
-    const int end = max(min(row0 + 63 + band.hi, band.Sk), 1);
+    const int query = row0 >> shift, last_query = (row0 + 63) >> shift;
+    const int end = max(min(last_query + band.hi, band.Sk), 1);
     warpgroup_tile y;
-    y.free_first = (max(row0 + 63 + band.lo, 0) + BN - 1) / BN;
-    y.free_last = max(min(row0 + band.hi, band.Sk), 0) / BN;
+    y.free_first = (max(last_query + band.lo, 0) + BN - 1) / BN;
+    y.free_last = max(min(query + band.hi, band.Sk), 0) / BN;
     y.last_visible = max(min((end + BN - 1) / BN, last), first + 1);
     if (row0 >= Sq || first >= last) y.last_visible = first;
     y.few_keys = end - (y.last_visible - 1) * BN <= FEW;

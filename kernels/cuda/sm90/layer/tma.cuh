@@ -73,11 +73,11 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle). In a
- * tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the L2 fetches from memory
- * when some of them are wanted. */
+/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle), of
+ * box_heads heads. In a tensor map an axis of size 1 may have any stride but 0. `promotion`: number of bytes that the
+ * L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
-                           CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
+                           CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1)
 {
     const PFN_cuTensorMapEncodeTiled_v12000 encode = tma_encoder();
     if (!encode) return false;
@@ -85,7 +85,8 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
     const uint64_t line = (uint64_t)(t.columns * t.element + 15) / 16 * 16;
     const auto bytes = [&](int64_t stride) { return stride ? (uint64_t)(stride * t.element) : line; };
     const uint64_t strides[3] = { bytes(t.row), bytes(t.head), bytes(t.batch) };
-    const uint32_t box[4] = { (uint32_t)(box_bytes / t.element), (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
+    const uint32_t box[4] = { (uint32_t)(box_bytes / t.element), (uint32_t)box_rows, (uint32_t)box_heads, 1 },
+                   ones[4] = { 1, 1, 1, 1 };
     return encode(map, t.type, 4, (void *)t.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

@@ -1,0 +1,79 @@
+/* split_rule.h: into how many splits (parts of the keys) forward_split.cu divides the keys of a sequence.
+ *
+ * A sequence whose rows fill few work tiles, and which has many keys, would leave most multiprocessors without work.
+ * The keys that a work tile sees are therefore divided into splits of equal length, which different blocks compute. The
+ * bits of a row depend on the length of the splits. The length is found from the sequence's own numbers of queries and
+ * keys, the heads of a group, the window and the head sizes alone. It depends neither on the number of key/value heads,
+ * which is smaller in a part of a problem, nor on the batch, nor on the number of multiprocessors. */
+#ifndef ATTN_SM90_SPLIT_RULE_H
+#define ATTN_SM90_SPLIT_RULE_H
+
+#include "kernels/cuda/common/kernels.h"
+
+/* Number of work tiles that a key/value head should have: with eight key/value heads, 16 work tiles of each nearly fill
+ * the 132 multiprocessors of an H100. Rows that fill more than half as many tiles are not split. */
+enum { SPLIT_TILES = 17 };
+
+/* The numbers of a problem that determine how long splits are. */
+struct split_rule {
+    /* Sequences of at most most_queries queries and at least least_keys keys are split, if they have four keys or more
+     * per query. */
+    int most_queries, least_keys;
+    int BN;      /* number of keys per tile */
+    int least;   /* least number of keys of a split */
+    int queries; /* 0, or the number of queries of the whole problem of which this problem is a part */
+    int window;  /* number of keys that the rows of a work tile see at most, by causal and window */
+    /* A work tile has the rows of 2^shift query heads of a group; row r has query r >> shift. per_tile: number of query
+     * heads of a group, divided by 2^shift. */
+    int shift, per_tile;
+};
+
+/* The number of rows of a work tile of forward_split.cu. */
+enum { SPLIT_BM = 128 };
+
+/* The rule by which no sequence that has queries is split. */
+const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
+
+/* Returns whether the keys of a sequence with Sq queries and Sk keys are split. */
+ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
+{
+    return Sq <= r.most_queries && Sk >= r.least_keys && Sq <= Sk / 4;
+}
+
+/* Returns the largest number of splits of a work tile of a sequence with Sq queries and Sk keys, or 0 if the keys are
+ * not split. More keys never have fewer splits. */
+ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
+{
+    if (!has_splits(r, Sq, Sk)) return 0;
+    if (r.queries) Sq = r.queries;
+    const int tiles = ((Sq << r.shift) + SPLIT_BM - 1) / SPLIT_BM * r.per_tile, keys = r.window < Sk ? r.window : Sk,
+              most = keys / r.least, wanted = SPLIT_TILES / (tiles > 1 ? tiles : 1);
+    return wanted < most ? wanted : most;
+}
+
+/* Returns the number of key tiles of a split, or 0 if the keys are not split. */
+ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
+{
+    const int count = split_count(r, Sq, Sk);
+    if (count == 0) return 0;
+    /* a window may begin and end within a tile of keys */
+    const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
+    return ((seen < all ? seen : all) + count - 1) / count;
+}
+
+/* Returns the rule for a problem that sm90_forward takes. */
+split_rule split_rule_of(const attn_plan *plan);
+
+/* Returns whether forward_split.cu computes all sequences of the problem, or some (with lengths in device memory), or
+ * none. */
+enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
+split_part split_part_of(const split_rule &r, const attn_geometry &g);
+
+/* The bytes of workspace that split_launch() needs; 0: the problem has no splits. */
+size_t split_workspace(const cuda_chip *chip, const attn_plan *plan);
+
+/* Computes the sequences whose keys are split. In packed problems it skips sequences of at most chip->decode_rows rows.
+ * `memory` is aligned to 128 bytes. */
+cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);
+
+#endif

@@ -1,0 +1,170 @@
+/* splits.cuh: work tiles that have a part of their rows' keys (a split), and the sums of splits.
+ *
+ * A split's result is O, which is not divided by l, and for each row `top` and l: the exponentials in O and l are
+ * relative to 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a work
+ * tile, which stores its result, and the kernel merge_splits() adds them; or (split_plan::in_turn) a work tile computes
+ * all splits of its rows, one after the other, and keeps the sum in memory. Both give the same bits, because they do
+ * the same operations in the same order.
+ *
+ * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
+ * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
+#ifndef ATTN_SM90_SPLITS_CUH
+#define ATTN_SM90_SPLITS_CUH
+
+#include "kernels/cuda/sm90/forward/forward_plan.cuh"
+
+namespace {
+
+struct split_plan : plan {
+    int most;       /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    bool in_turn;   /* a work tile has all splits of its rows */
+    float4 *sums;   /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
+    float4 *of_row; /* [slot][warp][lane]: top and l of the lane's first row, then of its second row */
+};
+
+/* What is known of a split after its softmax: for the thread's rows, the sums l relative to 2^top; and whether scores
+ * and sums are finite. */
+struct split_end {
+    float top[2], l[2];
+    bool finite;
+};
+
+/* ---- Work tiles -------------------------------------------------------------------------------------------------- */
+
+/* Returns the rows of work tile t, with all keys that they see and the number of splits of these keys. */
+template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
+{
+    work_tile x = work_tile_of<BM, BN, true>(p, t, p.splits.shift);
+    const int length = max(x.length, 1);
+    x.splits = max((x.last - x.first + length - 1) / length, 1);
+    x.split = 0;
+    return x;
+}
+
+/* Returns work tile t, with the keys of all splits. */
+template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
+{
+    work_tile x = split_rows_of<BM, BN>(p, t / p.most);
+    x.index = t;
+    x.split = t % p.most;
+    if (x.split >= x.splits) x.i0 = SKIP;
+    return x;
+}
+
+/* ---- Sums -------------------------------------------------------------------------------------------------------- */
+
+/* Adds two results relative to the larger of their `top`. The operations are intrinsics, whose rounding the compiler
+ * cannot change: two kernels use this struct and must get the same bits. */
+struct fold {
+    float top, keep, add;
+    DEVICE fold(float before, float next)
+    {
+        top = fmaxf(before, next);
+        /* top is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        const float base = top == -CUDART_INF_F ? 0 : top;
+        keep = exp2_fast(__fsub_rn(before, base));
+        add = exp2_fast(__fsub_rn(next, base));
+    }
+    DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
+};
+
+/* Adds O and `end` of the next split to the sums of the splits before. before: top and l of both rows. O_of(n): four
+ * numbers of the sum O, of which two belong to each row. */
+template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
+{
+    const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
+    end.top[0] = first.top, end.top[1] = second.top;
+    end.l[0] = first(before.y, end.l[0]), end.l[1] = second(before.w, end.l[1]);
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const float4 sum = O_of(n);
+        O[n * 4] = first(sum.x, O[n * 4]), O[n * 4 + 1] = first(sum.y, O[n * 4 + 1]);
+        O[n * 4 + 2] = second(sum.z, O[n * 4 + 2]), O[n * 4 + 3] = second(sum.w, O[n * 4 + 3]);
+    }
+}
+
+/* The place in memory of a warp's sums. Each thread reads only what it has written itself. */
+template <int DV> struct split_sums {
+    float4 *const O, *const rows;
+    DEVICE split_sums(const split_plan &p, int warp, int lane)
+        : O(p.sums + (int64_t)warp * (DV / 8) * 32 + lane), rows(p.of_row + (int64_t)warp * 32 + lane)
+    {
+    }
+    DEVICE void store(const float (&x)[DV / 2], const split_end &end)
+    {
+        *rows = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
+#pragma unroll
+        for (int n = 0; n < DV / 8; n++) O[n * 32] = make_float4(x[n * 4], x[n * 4 + 1], x[n * 4 + 2], x[n * 4 + 3]);
+    }
+    DEVICE void add_before(float (&x)[DV / 2], split_end &end)
+    {
+        add_split(
+            *rows, [&](int n) { return O[n * 32]; }, x, end);
+    }
+};
+
+/* Returns whether all of O is finite. */
+template <int N> DEVICE bool is_finite(const float (&O)[N])
+{
+    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number is not finite; four independent sums hide latency */
+#pragma unroll
+    for (int i = 0; i < N; i++) zero[i % 4] = fmaf(O[i], 0, zero[i % 4]);
+    return zero[0] + zero[1] + zero[2] + zero[3] == 0;
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+/* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x, and with column 0
+ * their lse. O and `end` are the sums over all splits. Returns whether all results are finite. */
+template <typename T, int WIDTH>
+DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
+                             const split_end &end, int lane)
+{
+    const int shift = p.splits.shift;
+    const results &to = p.to;
+    bool finite = true;
+    float factor[2];
+    T *rows[2] = { nullptr, nullptr };
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = i0 + half * 8, h = x.h + (r & ((1 << shift) - 1)), i = x.q_start + (r >> shift);
+        const bool exists = r < x.Sq;
+        const float sink = exists ? sink_log2(to, h) : -CUDART_INF_F, top = fmaxf(end.top[half], sink),
+                    base = top == -CUDART_INF_F ? 0 : top, keep = exp2_fast(__fsub_rn(end.top[half], base)),
+                    l = fmaf(end.l[half], keep, exp2_fast(__fsub_rn(sink, base)));
+        factor[half] = l == 0 ? 0 : __fdividef(keep, l);
+        finite &= l - l == 0;
+        if (!exists) continue;
+        if (to.out) rows[half] = out_row<T>(to, x.b, h, i);
+        if (column == 0 && lane % 4 == 0 && to.lse)
+            to.lse[x.b * to.lse_batch + h * to.lse_head + i * to.lse_row] =
+                l == 0 ? -CUDART_INF_F : __fmul_rn(__fadd_rn(top, __log2f(l)), LN2);
+    }
+    finite &= finish_rows(O, factor);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n += 4) {
+            uint32_t r[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = pack<T>(O[(n + e) * 4 + half * 2], O[(n + e) * 4 + half * 2 + 1]);
+            transpose_quad(r, lane % 4);
+            const int at = column + (n + lane % 4) * 8;
+            if (rows[half] && at < to.Dv) *(uint4 *)(rows[half] + at) = make_uint4(r[0], r[1], r[2], r[3]);
+        }
+    return finite;
+}
+
+/* Computes row r of work tile x again, key by key, if tensor cores cannot compute it. All lanes of a warp must call
+ * this. */
+template <int CHANNELS> DEVICE void repair_split_row(const split_plan &p, const cuda_args &a, const work_tile &x, int r)
+{
+    const int shift = p.splits.shift;
+    if (r >= x.Sq) return;
+    const head_args of_head = head_args_of(a, x.b, x.h + (r & ((1 << shift) - 1)));
+    forward_row<CHANNELS>(a, of_head, r >> shift, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
+}
+
+} // namespace
+
+#endif

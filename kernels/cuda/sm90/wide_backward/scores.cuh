@@ -1,0 +1,333 @@
+/* scores.cuh: the kernel of the wide backward that computes P and dS of a part of the problem and keeps them in
+ * memory. A block computes pairs of a row tile (128 queries) and a key tile (256 keys), one after the other. Each of
+ * its two consumers has 64 of the queries:
+ *
+ *     S = Q K^T,     in steps of 64 columns of D           P  = exp(S - lse)         to memory, 16 bits
+ *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
+ *
+ * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
+ * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right consumer begins some stages later than
+ * the left one, so that each consumer's exponentials run beside products of the other.
+ *
+ * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
+ * V or dO has no effect. */
+#ifndef ATTN_SM90_SCORES_CUH
+#define ATTN_SM90_SCORES_CUH
+
+#include "kernels/cuda/sm90/wide_backward/kept.cuh"
+
+namespace {
+
+/* A row tile and a key tile. */
+struct score_work {
+    int b, h, i0, j0, Sq, Sk; /* Sq 0: there is no more work */
+    key_band band;
+    int64_t row;    /* index of the row tile's first query in lse and delta */
+    uint16_t *kept; /* where P is kept; dS follows */
+};
+
+typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
+
+/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
+/* number of stages that the left consumer is ahead of the right one at the beginning */
+enum { LEAD = 3, LEAD_BARRIER = 1 };
+
+/* ---- The producer ------------------------------------------------------------------------------------------------ */
+
+/* Loads the operands of all work of the block. One thread calls it. All visible pairs of tiles take the same time, so
+ * each block takes every gridDim.x-th of them. */
+DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &p, const kept_maps &m)
+{
+    const attn_dims &d = a.g.dims;
+    const int steps_D = (int)attn_tiles(d.D, STEP), steps = steps_D + (int)attn_tiles(d.Dv, STEP);
+    const uint32_t BYTES = sizeof(scores_shared::stage);
+    ring<STAGES> at;
+    int work = 0;
+    const auto publish = [&](const score_work &y) {
+        await_empty(sm.bars, at);
+        sm.works[work] = y;
+        if (++work == WORKS) work = 0;
+    };
+    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
+    for (int r = 0; r < p.part.heads * p.part.rows; r++) {
+        const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
+        const row_tile x = row_tile_of(a, p, p.part.head + head, row);
+        const int count = x.keys.last - x.keys.first;
+        for (; next < count; next += (int)gridDim.x) {
+            const int n = x.keys.first + next, q = (int)x.s.q_start + x.i0, k = (int)x.s.k_start + n * KEYS,
+                      batch = d.packed ? 0 : x.b;
+            if (!shows(a, p, x.b, x.h, x.i0, x.Sq, n)) continue;
+            publish({ x.b, x.h, x.i0, n * KEYS, x.Sq, (int)x.s.Sk, x.band,
+                      x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + x.i0,
+                      kept_at(p, head, row, x.keys.first, n) });
+#pragma unroll 1
+            for (int c = 0; c < steps; c++, at.next()) {
+                const uint32_t bar = smem_addr(&sm.bars.full[at.stage]);
+                const bool values = c >= steps_D;
+                const int column = (values ? c - steps_D : c) * STEP;
+                await_empty(sm.bars, at);
+                mbarrier_arrive_expect_tx(bar, BYTES);
+                tma_load_4d(smem_addr(sm.stages[at.stage].first), values ? &m.dO : &m.Q, column, q, x.h, batch, bar);
+                tma_load_4d(smem_addr(sm.stages[at.stage].second), values ? &m.V : &m.K, column, k, x.hk, batch, bar);
+            }
+        }
+        next -= count;
+    }
+    publish({});
+    mbarrier_arrive(smem_addr(&sm.bars.full[at.stage]));
+}
+
+/* ---- P and dS ---------------------------------------------------------------------------------------------------- */
+
+/* Sets exponents to -inf where the thread's rows i and i + 8 do not exist, or do not see the key. The keys begin at
+ * j0. */
+template <int N> DEVICE void hide_pairs(float (&z)[N / 2], const score_work &x, int i, int j0, int lane)
+{
+    const int column = j0 + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = i + half * 8, lo = row + x.band.lo - column,
+                  hi = row < x.Sq ? min(row + x.band.hi, x.band.Sk) - column : 0;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (n * 8 + e < lo || n * 8 + e >= hi) z[n * 4 + half * 2 + e] = -CUDART_INF_F;
+    }
+}
+
+/* Writes a warp's 16 rows of a block to memory. words[n * 2 + half]: the thread's two numbers in row lane / 4 + 8 half
+ * and columns 8 n + 2 (lane % 4) and the next. */
+DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n += 4) {
+            const int row = warp * 16 + half * 8 + lane / 4;
+            uint32_t r[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = words[(n + e) * 2 + half];
+            transpose_quad(r, lane % 4);
+            store_16(block + row * STEP + ((n + lane % 4) ^ (row & 7)) * 8, make_uint4(r[0], r[1], r[2], r[3]));
+        }
+}
+
+/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+
+/* Options that an instance of the kernel computes: none; softcap, ALiBi and FlashMask; or these and bias, keep_mask and
+ * dropout. */
+enum score_form { PLAIN, WITH_MODS, WITH_PAIR_OPTIONS };
+
+template <typename T, score_form FORM> struct score_maker {
+    static const bool MODS = FORM != PLAIN, PAIRS = FORM == WITH_PAIR_OPTIONS;
+    const cuda_args &a;
+    const kept_plan &p;
+    scores_shared &sm;
+    consumer<2> me;
+    ring<STAGES> at;
+    bool ahead; /* the left consumer's first work: the right consumer waits until this consumer is ahead */
+    const k_major_low<ROWS> first_rows;
+    const k_major_low<KEYS> first_keys;
+
+    DEVICE score_maker(const cuda_args &a_, const kept_plan &p_, scores_shared &sm_, int w)
+        : a(a_), p(p_), sm(sm_), me(w), ahead(w == 0), first_rows(smem_addr(sm_.stages[0].first) + w * STEP * 128),
+          first_keys(smem_addr(sm_.stages[0].second))
+    {
+    }
+
+    DEVICE void issue(float (&S)[KEYS / 2], int add)
+    {
+        await_full(sm.bars, at);
+        multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
+                                     stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
+    }
+    /* Computes S, the product of `steps` stages. */
+    DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
+    {
+        issue(S, 0);
+#pragma unroll 1
+        for (int c = 1; c < steps; c++) {
+            const ring<STAGES> before = at;
+            at.next();
+            if (ahead && c == LEAD) lead();
+            issue(S, 1);
+            wgmma_wait<1>();
+            me.release(sm.bars, before);
+        }
+        retire<0>(S);
+        me.release(sm.bars, at);
+        at.next();
+        if (ahead) lead();
+    }
+    DEVICE void lead()
+    {
+        named_barrier_arrive(LEAD_BARRIER, 256);
+        ahead = false;
+    }
+
+    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where
+     * the problem has one. */
+    DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
+                       float slope, int i, int j0, bool free)
+    {
+        float c = p.scale; /* S times c is the score */
+        if (MODS && p.mods.cap != 0) {
+            c = (float)a.g.softcap;
+#pragma unroll
+            for (int n = 0; n < STEP / 2; n++) {
+                S[n] = 1 - __fdividef(2, 1 + exp2_fast(S[n] * p.mods.cap));
+                derivative[n] = fmaf(-S[n], S[n], 1);
+            }
+        }
+        if (PAIRS && p.bias.data) {
+            const char *rows[2];
+            uint32_t raw[STEP / 2];
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                rows[half] = p.bias.data + x.b * p.bias.batch + x.h * p.bias.head +
+                             min(i + half * 8, x.Sq - 1) * p.bias.row +
+                             me.lane % 4 * (p.bias.dtype == ATTN_F32 ? 8 : 4);
+            load_bias<STEP>(raw, p.bias, rows, j0, me.lane);
+            add_bias<STEP>(S, raw, p.bias.dtype, c);
+            c = 1;
+        }
+        if (MODS && slope != 0) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float behind = (float)(i + half * 8 + x.Sk - x.Sq - (j0 + me.lane % 4 * 2));
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float &s = S[n * 4 + half * 2 + e];
+                        s = fmaf(s, c, -slope * fabsf(behind - (float)(n * 8 + e)));
+                    }
+            }
+            c = 1;
+        }
+#pragma unroll
+        for (int n = 0; n < STEP / 2; n++) S[n] = fmaf(S[n], c * LOG2E, -lse2[n / 2 % 2]);
+        if (!free) hide_pairs<STEP>(S, x, i, j0, me.lane);
+        if (MODS && p.mask.bounds) hide_by_bounds<STEP>(S, p.mask, x, i, j0, me.lane);
+        if (PAIRS && p.keep.words && j0 < x.Sk) {
+            uint2 words[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                words[half] = kept_words(p.keep, x.b, x.h, min(i + half * 8, x.Sq - 1), j0 / KEEP_KEYS, me.lane);
+                if (j0 % KEEP_KEYS) words[half].x >>= STEP / 4, words[half].y >>= STEP / 4;
+            }
+            hide_by_words<STEP>(S, words, me.lane);
+        }
+#pragma unroll
+        for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
+    }
+
+    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
+     * odd c, in its upper half. */
+    DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
+    {
+        const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };
+#pragma unroll
+        for (int n = 0; n < STEP / 2; n++) S[n] *= p.dropout.scale;
+        drop<STEP>(S, mine, me.lane);
+    }
+
+    DEVICE void run()
+    {
+        const int steps_D = (int)attn_tiles(a.g.dims.D, STEP), steps_Dv = (int)attn_tiles(a.g.dims.Dv, STEP);
+        if (me.w == 1) named_barrier_sync(LEAD_BARRIER, 256);
+        for (int work = 0;; work = work + 1 == WORKS ? 0 : work + 1) {
+            await_full(sm.bars, at);
+            const score_work x = sm.works[work];
+            if (x.Sq == 0) break;
+            const int row0 = x.i0 + me.w * STEP, row = me.w * STEP + me.warp * 16 + me.lane / 4, i = x.i0 + row;
+            float lse2[2], delta[2], S[KEYS / 2], slope = 0;
+            uint32_t P[KEYS / 4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const bool exists = i + half * 8 < x.Sq;
+                lse2[half] = lse_in_base_2(exists ? p.s.lse[x.row + row + half * 8] : -CUDART_INF_F);
+                delta[half] = exists ? p.s.delta[x.row + row + half * 8] : 0;
+            }
+            if (MODS && p.mods.slopes) slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head];
+            uint32_t kept_pairs[KEYS / STEP / 2][2] = {};
+            uint16_t *const kept = x.kept + me.w * (HALF_TILE / 2);
+            multiply_stages(S, steps_D);
+#pragma unroll
+            for (int c = 0; c < KEYS / STEP; c++) {
+                const int j0 = x.j0 + c * STEP;
+                const bool free = j0 >= row0 + STEP - 1 + x.band.lo && j0 + STEP - 1 < row0 + x.band.hi &&
+                                  j0 + STEP <= x.band.Sk && row0 + STEP <= x.Sq;
+                float(&Z)[STEP / 2] = *(float(*)[STEP / 2])(S + c * (STEP / 2));
+                float derivative[STEP / 2];
+                make_P(Z, derivative, x, lse2, slope, i, j0, free);
+                uint32_t *const words = P + c * (STEP / 4);
+#pragma unroll
+                for (int n = 0; n < STEP / 4; n++) words[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
+                if (PAIRS && p.dropout.drops) {
+                    uint32_t mine[2], dropped[STEP / 4];
+                    draw<STEP>(mine, p.dropout, (uint32_t)(p.dropout.first + x.b * p.dropout.batch + x.h), i, j0,
+                               me.lane);
+#pragma unroll
+                    for (int half = 0; half < 2; half++) kept_pairs[c / 2][half] |= mine[half] << c % 2 * 16;
+                    if (p.mods.cap != 0)
+#pragma unroll
+                        for (int n = 0; n < STEP / 4; n++)
+                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                    drop_pairs(Z, kept_pairs[c / 2], c);
+#pragma unroll
+                    for (int n = 0; n < STEP / 4; n++) dropped[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
+                    keep_rows(kept + c * BLOCK, dropped, me.warp, me.lane);
+                } else {
+                    keep_rows(kept + c * BLOCK, words, me.warp, me.lane);
+                    if (MODS && p.mods.cap != 0)
+#pragma unroll
+                        for (int n = 0; n < STEP / 4; n++)
+                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                }
+            }
+            multiply_stages(S, steps_Dv);
+#pragma unroll
+            for (int c = 0; c < KEYS / STEP; c++) {
+                uint32_t *const words = P + c * (STEP / 4);
+                float(&dP)[STEP / 2] = *(float(*)[STEP / 2])(S + c * (STEP / 2));
+                if (PAIRS && p.dropout.drops) drop_pairs(dP, kept_pairs[c / 2], c);
+#pragma unroll
+                for (int n = 0; n < STEP / 4; n++) {
+                    const float2 y = unpack<T>(words[n]);
+                    words[n] = pack<T>(y.x == 0 ? 0 : y.x * (dP[2 * n] - delta[n % 2]),
+                                       y.y == 0 ? 0 : y.y * (dP[2 * n + 1] - delta[n % 2]));
+                }
+                keep_rows(kept + HALF_TILE + c * BLOCK, words, me.warp, me.lane);
+            }
+        }
+        if (me.w == 0 && ahead) lead();
+        fence_proxy_async_global();
+    }
+};
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+template <typename T, score_form FORM>
+__global__ void __launch_bounds__(THREADS, 1)
+    scores_of_part(const __grid_constant__ cuda_args a, const __grid_constant__ kept_plan p,
+                   const __grid_constant__ kept_maps m)
+{
+    static_assert(sizeof(scores_shared) <= 227 << 10, "what a block may have");
+    scores_shared &sm = block_memory<scores_shared>();
+    begin_block(sm);
+    const int wg = warpgroup_index();
+    if (wg == 0) {
+        setmaxnreg_dec<SCORES_PRODUCER>();
+        if (threadIdx.x == 0) load_scores(sm, a, p, m);
+    } else {
+        setmaxnreg_inc<SCORES_CONSUMER>();
+        score_maker<T, FORM>(a, p, sm, wg - 1).run();
+    }
+}
+
+} // namespace
+
+#endif
