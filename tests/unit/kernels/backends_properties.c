@@ -247,6 +247,9 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
+        /* the window reaches past the first sequence, but not past all packed keys */
+        SPEC(BACK, .sequences = 2, .q_lengths = { 400, 30 }, .k_lengths = { 400, 300 }, HEADS(4, 2), .D = 128,
+             .Dv = 128, F16, WINDOW(500, 450)),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(packs); n++) {

@@ -45,14 +45,11 @@ struct block_place {
     /* Returns the number of query tiles that the block visits in each head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many blocks of this head add to dQ of query tile `tile` before this block does. The key tiles that a
+    /* Returns how many key tiles come after this one among those that query tile `tile` sees. The key tiles that a
      * query tile sees are neighbours, because query i sees the keys [i + lo, i + hi) of struct key_band. */
-    template <class X> DEVICE int before(int tile, bool last_first) const
+    template <class X> DEVICE int after(int tile) const
     {
-        const int k = j0 / X::BN, begin = tile * X::BM;
-        if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* the query tile sees key tiles from number max(begin + lo, 0) / BN on */
-        return k - max(begin + band.lo, 0) / X::BN;
+        return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
     }
 };
 

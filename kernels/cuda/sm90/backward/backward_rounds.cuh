@@ -68,7 +68,6 @@ struct plan {
     float scale, c; /* c = log2(e) * scale; both are > 0 */
     /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
     uint16_t *nonfinite;
-    bool last_first;          /* true: the tiles of keys of a head are taken from the last keys to the first */
     uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
     bool out_in_pieces;       /* true: out can be read in pieces of 16 bytes (dO always can) */
@@ -80,7 +79,8 @@ struct plan {
     int *claimed; /* number of units of queries that warps have claimed in order to compute dQ, see dq_writer */
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
-    bool in_order; /* option `deterministic`: blocks add to dQ in a fixed order */
+    /* option `deterministic`: the tiles of keys of a head are taken, and added to dQ, from the last to the first */
+    bool in_order;
     /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
     bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
@@ -138,7 +138,7 @@ template <class X> struct shared {
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
-    if (p.last_first) at.tile = p.order.per_head - 1 - at.tile;
+    if (p.in_order) at.tile = p.order.per_head - 1 - at.tile;
     return at;
 }
 
@@ -402,7 +402,7 @@ template <class X> struct sender {
             named_barrier_arrive(DQ_FREE + w, HANDING);
             end_turn(unended, becomes);
             if (adds) {
-                if (p.in_order) before = x.template before<X>(at.tile, p.last_first);
+                if (p.in_order) before = x.template after<X>(at.tile);
                 else if (p.claims) before = claim_acquire(word(place));
                 if (p.in_order || before == 1) wait_until_equal(word(place), p.in_order ? before : PART_THERE);
                 fence_proxy_async_global();

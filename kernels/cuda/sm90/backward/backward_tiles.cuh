@@ -62,9 +62,11 @@
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
  * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers compute
  * the part. It ends the turn when the addition is done, while the consumers compute the next part. There is no
- * deadlock, because a block only waits for tiles that running blocks have claimed earlier. Under a causal mask the last
- * keys of a head come first. The tile of keys that adds first to a tile of queries then begins with these queries, so
- * that blocks hardly wait.
+ * deadlock, because a block only waits for tiles that running blocks have claimed earlier. The last keys of a head come
+ * first, with any mask, so that the order does not depend on the lengths of other sequences in a packed problem. Under
+ * a causal mask, the tile of keys that adds first to a tile of queries begins with these queries, so that blocks hardly
+ * wait. Without a mask all blocks of a head begin with the same queries, and each has to stay one round behind another.
+ * Blocks then claim tiles of HEADS_IN_TURNS heads in turns, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
@@ -1028,6 +1030,10 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
+/* With `deterministic` and without a mask, blocks claim tiles of keys of so many heads in turns (if there are so many):
+ * about 8 of 132 blocks begin with the same head at a time. */
+const int HEADS_IN_TURNS = 16;
+
 cudaError_t make_plan(const backward_job &job, plan &p)
 {
     const attn_geometry &g = job.run.args.g;
@@ -1036,6 +1042,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     const bool bounded = g.right < e.rows_k || g.left < e.rows_q || g.view[ATTN_T_mask_startend_rows].data;
     p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4,
                             bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
+    if (job.deterministic && !bounded) p.order.section = std::max(p.order.section, HEADS_IN_TURNS);
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
@@ -1043,7 +1050,6 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.in_order = job.deterministic;
     p.zeros = job.zeros;
     p.claims = !p.in_order && !p.zeros;
-    p.last_first = p.in_order && g.right < e.rows_k;
     p.prepared = (uint32_t *)(job.memory + job.place.account);
     p.out_in_pieces = g.view[ATTN_T_out].dtype == g.view[ATTN_T_dout].dtype &&
                       tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8);
