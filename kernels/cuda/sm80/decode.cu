@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_few<T, D, PAGED, AS, copies_by_threads>(a, p, memory, kept);
 }
 
-/* ---- Several sequences over one prefix --------------------------------------------------------------------------- */
+/* ---- The kernel that computes several sequences over a common prefix --------------------------------------------- */
 
 template <typename T, int D>
 __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
     walk_stack<T, X, copies_by_threads>(a, p, memory, kept);
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {

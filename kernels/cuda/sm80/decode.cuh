@@ -31,7 +31,7 @@
 
 namespace {
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+/* ---- The shapes of blocks and their tiles ------------------------------------------------------------------------ */
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
@@ -113,7 +113,8 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* of two tiles of keys in turn */
+        scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's may
+                                                          * still be read when the next tile's are written */
     };
     union { /* O overwrites the tiles when the block has read its last tile */
         tiles tile;
@@ -134,9 +135,9 @@ template <class X> struct shared {
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). It writes the
- * result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it. A
- * lane has N channels. */
+/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). It writes
+ * the result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it.
+ * A lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -165,11 +166,11 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
     if (threadIdx.x % 32 == 0) *ml = make_float2(m == -CUDART_INF_F ? m : in_base_2(m), l);
 }
 
-/* ---- The ring ---------------------------------------------------------------------------------------------------- */
+/* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
 /* The keys of a split, and their tiles. */
 struct split_place {
-    int first, last;  /* keys [first, last) of the sequence; `first` is a multiple of BN (keys per tile) */
+    int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
     int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
 };
 
@@ -287,7 +288,7 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
     else a_columns<CHUNK>(a, tile + chunk, column, k, lane);
 }
 
-/* ---- A split ----------------------------------------------------------------------------------------------------- */
+/* ---- The computation of a split ---------------------------------------------------------------------------------- */
 
 /* Loads the block's rows of Q to shared memory, with zeros in rows that do not exist. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)

@@ -13,7 +13,7 @@ namespace {
 /* the shared memory that a block can have on every GPU from compute capability 8.0 on, in bytes */
 enum { LEAST_SHARED_BYTES = 99 * 1024 };
 
-/* ---- Splits ------------------------------------------------------------------------------------------------------ */
+/* ---- The kernels that compute splits ----------------------------------------------------------------------------- */
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, SCORE_MODS>))
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, SCORE_MODS>))
     walk_splits<T, D, SCORE_MODS, PAGED, AS, copies_by_threads>(a, p, memory, narrow, wide);
 }
 
-/* ---- Combine ----------------------------------------------------------------------------------------------------- */
+/* ---- The kernel that combines the results of splits -------------------------------------------------------------- */
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 inline int class_of(const attn_dims &d)
 {

@@ -46,7 +46,7 @@ enum {
     FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows (queries times heads of a group) */
 };
 
-/* ---- Where the splits are ---------------------------------------------------------------------------------------- */
+/* ---- Where the splits of a sequence begin and end ---------------------------------------------------------------- */
 
 /* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
@@ -92,7 +92,8 @@ const int KEYS_A_ROW = 4;
 struct group_place {
     head_args x; /* arguments of scores for the first query head of the group */
     int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
-    /* at least one row sees keys [first, last); a split has `length` keys; the keys have `splits` splits, at least 1 */
+    /* keys first to last - 1 are seen by at least one row; a split has `length` keys; the keys have `splits` splits, at
+     * least 1 */
     int first, last, length, splits;
     /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
      * so on */
@@ -147,7 +148,7 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
     return place;
 }
 
-/* ---- Sequences with one prefix ------------------------------------------------------------------------------------
+/* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys).
  * If a split lies wholly in those pages, begins and ends at the same keys for both, and no row's causal or window
@@ -179,7 +180,7 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
     return splits_in_common(a, group_place_of(a, p, b - 1, hk), group_place_of(a, p, b, hk));
 }
 
-/* ---- Partial results --------------------------------------------------------------------------------------------- */
+/* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
 /* Combines two partial results into one, relative to the larger of their maxima. Two kernels use this struct and must
  * get the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */

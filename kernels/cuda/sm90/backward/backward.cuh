@@ -37,7 +37,7 @@ struct block_place {
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
-    int first, last; /* query tiles [first, last) see at least one of the tile's keys */
+    int first, last; /* query tiles first to last - 1 see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 the block continues with tile `first` */
     int begin;
     key_band band;
@@ -46,7 +46,7 @@ struct block_place {
     DEVICE int tiles() const { return last - first; }
 
     /* Returns how many key tiles come after this one among those that query tile `tile` sees. The key tiles that a
-     * query tile sees are neighbours, because query i sees the keys [i + lo, i + hi) of struct key_band. */
+     * query tile sees are neighbours, because query i sees the keys i + lo to i + hi - 1 (struct key_band). */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
@@ -90,7 +90,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Query i sees keys [i + lo, i + hi), so key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* Query i sees keys i + lo to i + hi - 1, so key j is seen by the queries i with j - hi < i <= j - lo. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -107,7 +107,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Query tiles [first, last): all their queries see all of a consumer's 64 keys, so no score needs a mask. */
+/* Query tiles first to last - 1: all their queries see all of a consumer's 64 keys, so no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -118,7 +118,7 @@ template <int BM> DEVICE free_queries free_queries_of(const block_place &x, int 
              last_key < x.band.Sk ? min(x.Sq, max(first_key - x.band.lo + 1, 0)) / BM : 0 };
 }
 
-/* ---- Tiles of queries arrive ------------------------------------------------------------------------------------- */
+/* ---- Loading tiles of queries ------------------------------------------------------------------------------------ */
 
 template <class X, class SHARED>
 DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scratch, const maps &m, const block_place &x,
@@ -160,7 +160,7 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
     named_barrier_sync(ZERO_BARRIER, CONSUMERS);
 }
 
-/* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
+/* ---- Computing P^T and dS^T, whose rows are keys and whose columns are queries ----------------------------------- */
 
 /* Sets scores to -inf where a query does not see the key. The thread's keys are j and j + 8, its queries start at i. */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
@@ -190,8 +190,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns the two numbers
- * that replace the n-th pair of P, two neighbouring registers. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the two
+ * numbers that replace the n-th pair of P, two neighbouring registers. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -224,7 +224,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
     }
 }
 
-/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+/* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
 /* Recomputes the 16 keys of warp n of a block, one by one. It is called where their dK or dV is not finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
@@ -233,7 +233,7 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
     for (int r = first; r < first + 16 && r < x.rows; r++) dkdv_row(a, s, x.b, x.hk, x.j0 + r);
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
 /* key_tiles_per_head() and query_tiles_per_head() return how many tiles of keys, or of queries, a head has. In packed
  * problems a few of these tiles have no rows. */

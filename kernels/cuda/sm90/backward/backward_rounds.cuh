@@ -10,7 +10,7 @@
 
 namespace {
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes of kernel instances ---------------------------------------------------------------------------------- */
 
 /* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
@@ -22,7 +22,8 @@ enum variant {
 };
 
 /* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep further values in shared
- * memory until dS is computed. The values take 16 or 32 KB, so that there is room for one stage less of Q or of dS. */
+ * memory until dS is computed. The values take 16 or 32 KB, so that shared memory has one buffer less for Q or for dS.
+ * */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -58,7 +59,7 @@ enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
 enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
-/* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
+/* ---- The plan (parameters of the kernel), and shared memory ------------------------------------------------------ */
 
 /* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
@@ -115,7 +116,8 @@ template <class X> struct shared {
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end this memory stages dK and dV. */
+        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end dK and dV pass through this memory
+         * on their way to global memory. */
         dS[X::STAGES_DS][X::BM * X::BN];
     /* dQ of each consumer, in the order of fragment_at() */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
@@ -142,7 +144,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
     return at;
 }
 
-/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+/* ---- The order of a block's rounds ------------------------------------------------------------------------------- */
 
 /* Shortens the range of query tiles of x: removes tiles at both ends that FlashMask hides in all heads of the group.
  * This is faster than testing each tile in round_walk. */
@@ -154,7 +156,7 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        /* query rows that FlashMask leaves visible are all in [begin, end) */
+        /* rows begin to end - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
         /* FlashMask may hide two intervals of queries. One of them may reach the end of the range only after the loop
@@ -215,7 +217,7 @@ template <class X> struct round_walk {
     }
 };
 
-/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+/* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
 /* Adds `parts` to the number of parts of dQ that are done: they were added to the sums, or their tile of keys has no
  * rows. */
@@ -384,7 +386,8 @@ template <class X> struct sender {
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        /* unended: index of a word of p.begun that other blocks wait for, or -1; becomes: that word's next value */
+        /* unended: index of the word of p.begun for which other blocks wait until this thread sets it to `becomes`; -1:
+         * no block waits */
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1

@@ -24,13 +24,13 @@
  *                                        no more keys: dQ = scale sums
  *
  * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
- * for the other: one consumer may be a round ahead, and dS has three stages. The speed depends on which arithmetic runs
- * beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas lets C = A B
- * run on from one iteration of a loop to the next only where no code reads C; therefore no product is in flight when a
- * round begins. ptxas also moves a wait above arithmetic that stands before it, wherever products are issued fast
- * enough: see round(). At D = 64 registers are short, so dV is computed in two halves, and dK before S. The consumers
- * also take turns with their exponentials there, so that the exponentials of one consumer run beside the products of
- * the other.
+ * for the other: one consumer may be a round ahead, and the ring of dS has three buffers. The speed depends on which
+ * arithmetic runs beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas
+ * lets C = A B run on from one iteration of a loop to the next only where no code reads C; therefore no product is in
+ * flight when a round begins. ptxas also moves a wait above arithmetic that stands before it, wherever products are
+ * issued fast enough: see round(). At D = 64 registers are short, so dV is computed in two halves, and dK before S. The
+ * consumers also take turns with their exponentials there, so that the exponentials of one consumer run beside the
+ * products of the other.
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
@@ -82,7 +82,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. R is a template parameter,
  * because a test of the type in store() would make ptxas run products one after the other. */
@@ -95,20 +95,20 @@ template <typename T, class X, typename R> struct gradients {
     consumer<2> me;
     ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next tile of queries */
     ring<X::STAGES_DO> o;
-    /* positions in the ring of dS: `mine` is the stage that this warpgroup writes next; `whole` is the stage that it
+    /* positions in the ring of dS: `mine` is the buffer that this warpgroup writes next; `whole` is the buffer that it
      * reads next for dQ */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0; /* phase of the barriers of K and V */
     int tile;           /* number of the next tile of queries */
-    /* all queries of tiles [free_first, free_last) see all keys of this warpgroup */
+    /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
     /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first
-     * stage of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
+     * buffer of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
+    const uint32_t dS_to; /* address in the first buffer of dS at which this thread stores its elements of dS */
     /* index in sm.dQ at which this thread stores its elements of dQ; me.lane and me.leader are computed from this
      * index, so that they take no registers */
     const uint32_t dQ_at;
@@ -125,15 +125,15 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* Returns a copy of the operand, of whose value ptxas knows nothing. ptxas then computes the addresses of the
-     * operand's steps at each use, and keeps none of them in registers. */
+    /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
+     * addresses of the operand's steps at each use, and keeps none of them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
         return x;
     }
 
-    /* Return the operands of a stage of Q or dO: ..._along() for products along the channels, ..._down() for products
+    /* Return the operands in a buffer of Q or dO: ..._along() for products along the channels, ..._down() for products
      * along the rows. */
     DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
     DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
@@ -509,7 +509,7 @@ template <typename T, class X, typename R> struct gradients {
         else capped_exponents<false, true>(S, values);
     }
 
-    /* Turns dP of queries [FIRST, LAST) of the tile into dS. */
+    /* Turns dP of queries FIRST to LAST - 1 of the tile into dS. */
     template <int FIRST, int LAST>
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
@@ -575,7 +575,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Waits until both consumers have written dS of the previous tile of queries to shared memory. After this wait no
-     * consumer reads the stage that share_dS() writes next. */
+     * consumer reads the buffer that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
@@ -709,8 +709,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* Stores dK or dV, 64 channels at a time. Results of 16 bits are staged in shared memory: in the warp's part of a
-     * stage of dS that no consumer reads. */
+    /* Stores dK or dV, 64 channels at a time. Results of 16 bits pass through shared memory: through the warp's part of
+     * a buffer of dS that no consumer reads. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -849,7 +849,7 @@ template <typename T, class X, typename R> struct gradients {
      * tiles. All threads of both consumers call this function. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        /* after this barrier no warp uses dS as staging memory for dK or dV any more */
+        /* after this barrier no warp's dK or dV is in the memory of dS any more */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         /* All lanes wait, and conditions, not branches, choose the lanes that act. After a branch that only some lanes
          * take, ptxas would keep addresses that are the same for all lanes in registers of each thread. */
@@ -881,8 +881,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile of keys reads memory in which dK and dV are staged; its result is
-             * not used */
+            /* the first product dQ of the next tile of keys reads memory through which dK and dV have passed; its
+             * result is not used */
             fence_proxy_async_shared();
         }
     }
@@ -922,7 +922,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release a slot of sm.work: one each of the loader and of the two senders, and one for all
+        /* four arrivals release an entry of sm.work: one each of the loader and of the two senders, and one for all
          * consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
@@ -930,7 +930,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        /* a stage of dS is full after eight arrivals, one per warp of the two consumers */
+        /* a buffer of dS is full after eight arrivals, one per warp of the two consumers */
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();
@@ -954,7 +954,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
 const int KEYS = 128; /* number of keys of a block, in all shapes */
 

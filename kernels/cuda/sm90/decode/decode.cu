@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 template <typename T, int D, keys_as AS>
 cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)

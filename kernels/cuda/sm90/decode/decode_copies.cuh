@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 /* Describes K or V to the copy engine. Returns false if the strides do not fit the copy engine. */
 inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)

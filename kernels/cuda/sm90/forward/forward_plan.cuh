@@ -15,14 +15,14 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Work tiles of different lengths are ordered in sections of several heads, see ending_order. A section is as many
- * heads as have a given number of bytes of K and V: FEW_KEYS_SECTION bytes below MANY_KEYS keys, otherwise SECTION
- * bytes. Below MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the
- * blocks' reads from memory. Longer sequences read less memory in a given time. */
+/* Work tiles of different lengths are ordered in sections (see ending_order). A section is a group of heads whose K and
+ * V have FEW_KEYS_SECTION bytes together if there are fewer than MANY_KEYS keys, and SECTION bytes otherwise. Below
+ * MANY_KEYS keys all blocks begin with different heads at the same time, and small sections spread the blocks' reads
+ * from memory. Longer sequences read less memory in a given time. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
-/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+/* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
 struct plan {
     ending_order order; /* order of the work tiles; in packed problems some have no rows */
@@ -57,9 +57,9 @@ struct pair_plan : plan {
     float unit, largest_unit;
 };
 
-/* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
+/* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* A work tile: rows [i0, i0 + BM) of head h of sequence b, with key tiles [first, last). */
+/* A work tile: rows i0 to i0 + BM - 1 of head h of sequence b, with key tiles first to last - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
@@ -126,7 +126,7 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
     return x;
 }
 
-/* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host: scratch memory ----------------------------------------------------------------------- */
 
 /* Returns the distance between the rows of a tensor in scratch memory, in elements: D elements of 16 bits, rounded up
  * to a multiple of 16 bytes, which the copy engine needs. */
@@ -168,7 +168,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     return x;
 }
 
-/* ---- Host: which problems ---------------------------------------------------------------------------------------- */
+/* ---- Functions of the host: which problems the kernels take ------------------------------------------------------ */
 
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
@@ -190,7 +190,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
-/* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
+/* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
 /* All that one run of the forward needs. `given` has the problem's tensors. `read` has the tensors that forward_tiles
  * reads; with float8 its q, k and v are the converted ones. */
@@ -233,7 +233,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.counter = job.chip->counter;
 }
 
-/* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
+/* ---- Functions of the host: bias, keep_mask and dropout ---------------------------------------------------------- */
 
 /* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
  * largest bounds of a FlashMask for each tile of BN keys. */

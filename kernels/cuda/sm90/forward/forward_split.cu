@@ -16,7 +16,7 @@ struct split_row {
     cudaError_t (*launch[2])(const forward_job &);
 };
 
-/* ---- The sum of splits ------------------------------------------------------------------------------------------- */
+/* ---- The kernel that adds up splits ------------------------------------------------------------------------------ */
 
 enum { MERGE_COLUMNS = 32 }; /* number of columns of a warp of merge_splits */
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(X::DV)
     for (int r = row + chunk; r < row + 16; r += X::DV / MERGE_COLUMNS) repair_split_row<X::DV / 32>(p, a, x, r);
 }
 
-/* ---- Host -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
 /* Returns the number of work tiles of rows per head, and the number of heads (query heads, or groups of 2^shift). */
 int64_t tiles_per_head(const split_rule &r, const attn_dims &d)

@@ -19,7 +19,7 @@
  * then computed while the present output is written.
  *
  * The consumers take turns with their products, also from one work tile to the next. A consumer that has no product for
- * a tile of keys passes its turn on and releases the stage (pipeline.cuh). A consumer whose rows are all past the end
+ * a tile of keys passes its turn on and releases the buffer (pipeline.cuh). A consumer whose rows are all past the end
  * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
  *
  * Rescaling: a row's reference m moves only when a P relative to m would exceed 2^8, which is rare (softmax.cuh). A
@@ -29,7 +29,7 @@
  * multiple of 8 and for any length.
  *
  * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
- * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O is staged in its own
+ * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O goes through its own
  * part of shared memory, so that Q's memory is free for the next work tile, and the copy engine stores it, a warp's
  * rows at a time. Where shared memory has no room for O, it is stored directly from registers. The kernel starts while
  * the previous kernel of the stream ends (programmatic dependent launch).
@@ -65,7 +65,7 @@
 
 namespace {
 
-/* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
+/* ---- Shapes of kernel instances, and shared memory --------------------------------------------------------------- */
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
  * score_mods.cuh. WITH_PAIRS: for those options and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
@@ -73,8 +73,8 @@ namespace {
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
 /* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
- * tile; STAGES stages of the ring; the variant. PRODUCER and CONSUMER are registers per thread (the C + 1 warpgroups of
- * a block share 65536). */
+ * tile; STAGES buffers for tiles in each ring; the variant. PRODUCER and CONSUMER are registers per thread (the C + 1
+ * warpgroups of a block share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
@@ -146,7 +146,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
-    /* staging memory: 16 rows for each consumer warp */
+    /* O on its way to global memory: 16 rows for each consumer warp */
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
     work_tile work; /* work: the newest work tile; parts: the part of it that each consumer computes */
     warpgroup_tile parts[X::C];
@@ -155,8 +155,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     int any_nonfinite;
     /* the newest work tile of the block (plan::before has the earlier work tiles); -1: the block has no work tile */
     int newest;
-    /* number of the stage of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is no
-     * more work */
+    /* number of the buffer of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is
+     * no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
@@ -196,7 +196,7 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
     return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
 }
 
-/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+/* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
 /* Returns the work tile that this block computed before work tile t, or -1. */
 DEVICE int tile_before(const plan &p, int t)
@@ -397,7 +397,7 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
     }
 }
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* A work tile as a consumer thread sees it. */
 struct thread_tile {
@@ -463,7 +463,7 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* Return the operands K and V: the stages of the rings that this consumer reads next. */
+    /* Return the operands K and V: the buffers of the rings that this consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
@@ -595,7 +595,7 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the stage of K in the middle of the softmax. ptxas moves the wait for O up to the
+    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for O up to the
      * release that precedes it; after a release before the softmax, no product of this warpgroup would run during the
      * softmax. The release depends on the sum, so that ptxas cannot move it. Its condition always holds (a sum is never
      * below -slack), but ptxas cannot know that. */
@@ -1019,7 +1019,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- The function of the host that launches the kernel ----------------------------------------------------------- */
 
 /* Launches the kernel with shape X. Only sequences of least_Sk to most_Sk keys are computed. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)

@@ -51,7 +51,7 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
     return x;
 }
 
-/* ---- Sums -------------------------------------------------------------------------------------------------------- */
+/* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
 /* Adds two results relative to the larger of their `top`. The operations are intrinsics, whose rounding the compiler
  * cannot change: two kernels use this struct and must get the same bits. */
@@ -112,7 +112,7 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* ---- Results ----------------------------------------------------------------------------------------------------- */
+/* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
 /* Stores WIDTH columns of out, from `column` on, of the thread's rows i0 and i0 + 8 of work tile x, and with column 0
  * their lse. O and `end` are the sums over all splits. Returns whether all results are finite. */

@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-/* ---- A band of keys ---------------------------------------------------------------------------------------------- */
+/* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
  * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. Row r

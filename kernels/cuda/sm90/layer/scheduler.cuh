@@ -14,7 +14,7 @@ const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 cache (50 or 60 
 const int LEAST_BM = 128;          /* the smallest number of queries in a work tile, over all shapes of tiles */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
 
-/* ---- The order --------------------------------------------------------------------------------------------------- */
+/* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
 struct tile_order {
     int tiles;      /* number of work tiles of all heads */
@@ -177,7 +177,7 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
     return y;
 }
 
-/* ---- Counters ---------------------------------------------------------------------------------------------------- */
+/* ---- The counters from which blocks claim work tiles ------------------------------------------------------------- */
 
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/sm90/layer/copies.cuh"
 
-/* ---- Host: tensor maps ------------------------------------------------------------------------------------------- */
+/* ---- Functions of the host: tensor maps -------------------------------------------------------------------------- */
 
 /* A tensor [B, H, rows, columns] with contiguous columns. Strides are in elements; an axis of size 1 may have stride
  * 0. */
@@ -92,7 +92,7 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* ---- Device: tiles ----------------------------------------------------------------------------------------------- */
+/* ---- Functions of the device: loads and stores of tiles ---------------------------------------------------------- */
 
 /* The coordinates of a tile in its tensor. */
 struct tma_place {

@@ -26,12 +26,12 @@ enum { KEEP_KEYS = 128 };
 /* elements of P, or of dS, of a row tile and a key tile; elements of both */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
-/* Number of places for descriptions of work. The producer is at most STAGES stages ahead of the slower consumer, and
- * each piece of work has at least one stage. */
+/* Number of descriptions of work that shared memory holds at the same time. The producer is at most STAGES buffers
+ * ahead of the slower consumer, and each piece of work takes at least one buffer. */
 enum { WORKS = STAGES + 2 };
 
-/* A part of the problem: key/value heads [head, head + heads), counted over all batch rows, and row tiles [row, row +
- * rows) of each of them. If a part does not have all row tiles of its head, then it has one head only. */
+/* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and row tiles `row`
+ * to row + rows - 1 of each of them. If a part does not have all row tiles of its head, then it has one head only. */
 struct kept_part {
     int head, heads, row, rows;
     bool first, last; /* whether the part has the first, and the last, row tile of its heads */
@@ -127,13 +127,13 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block ------------------------------------------------------------------------------------- */
 
-/* Shared memory of a block. FIRST and SECOND: elements of a stage's two operands. WORK: a description of work, which
- * the producer writes before the first stage of this work. */
+/* Shared memory of a block. FIRST and SECOND: numbers of elements of the two operands in a buffer. WORK: a description
+ * of work, which the producer writes before it fills the first buffer of this work. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];
     } stages[STAGES];
-    /* rows: rows of the second operand that exist; last: whether the stage is the last one of its work */
+    /* rows: rows of the second operand that exist; last: whether the buffer is the last one of its work */
     struct {
         int rows;
         bool last;

@@ -5,8 +5,8 @@
  *                                     all query heads of the group
  *     dQ = dS K                       128 queries and COLUMNS columns; sums over the keys that the queries see
  *
- * A block claims such products from a counter. Each of its two consumers computes 64 of the 128 rows. A stage has 64
- * queries (or keys) of the sum. A stage takes 4 COLUMNS clocks of the tensor cores.
+ * A block claims such products from a counter. Each of its two consumers computes 64 of the 128 rows. A stage (a buffer
+ * with operands) has 64 queries (or keys) of the sum. A stage takes 4 COLUMNS clocks of the tensor cores.
  *
  * If a part does not have all row tiles of its key/value head, the float32 sums of dK and dV pass to the next part
  * through memory. The order in which a sum is added up (query heads of the group, and in each head queries from the
@@ -32,13 +32,13 @@ struct product_work {
     int line, rows;          /* first row of the tensor; number of rows to write, at most 128 */
     int column0;
     int64_t mark; /* index of the first row in the marks of rows */
-    bool empty;   /* the sum has no terms in this part; the only stage of the work has no operands */
+    bool empty;   /* the sum has no terms in this part; the only buffer of the work has no operands */
     int sums;     /* number of the product in kept_plan::sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
 
-/* ---- The producer ------------------------------------------------------------------------------------------------ */
+/* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
 
 template <int COLUMNS> struct product_loader {
     static const int BOXES = (COLUMNS + 63) / 64;
@@ -204,7 +204,7 @@ template <int COLUMNS> struct product_loader {
     }
 };
 
-/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 template <typename T, int COLUMNS> struct product_maker {
     typedef typename products_shared<COLUMNS>::stage stage;
@@ -224,8 +224,8 @@ template <typename T, int COLUMNS> struct product_maker {
     {
     }
 
-    /* Issues the product of a stage, and returns whether the stage is the work's last one. KEYWISE: the rows of the
-     * gradient are keys, so that P or dS is used M-major. */
+    /* Issues the product of the operands in a buffer, and returns whether the buffer is the work's last one. KEYWISE:
+     * the rows of the gradient are keys, so that P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {
         await_full(sm.bars, at);

@@ -30,10 +30,10 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* number of stages that the left consumer is ahead of the right one at the beginning */
+/* number of buffers by which the left consumer is ahead of the right one at the beginning */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
-/* ---- The producer ------------------------------------------------------------------------------------------------ */
+/* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
 
 /* Loads the operands of all work of the block. One thread calls it. All visible pairs of tiles take the same time, so
  * each block takes every gridDim.x-th of them. */
@@ -78,7 +78,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
     mbarrier_arrive(smem_addr(&sm.bars.full[at.stage]));
 }
 
-/* ---- P and dS ---------------------------------------------------------------------------------------------------- */
+/* ---- Masks of scores, and storing P and dS ----------------------------------------------------------------------- */
 
 /* Sets exponents to -inf where the thread's rows i and i + 8 do not exist, or do not see the key. The keys begin at
  * j0. */
@@ -114,7 +114,7 @@ DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane
         }
 }
 
-/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+/* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* Options that an instance of the kernel computes: none; softcap, ALiBi and FlashMask; or these and bias, keep_mask and
  * dropout. */
@@ -143,7 +143,7 @@ template <typename T, score_form FORM> struct score_maker {
         multiply<T, KEYS, STEP / 16>(S, stage_of<sizeof(scores_shared::stage)>(first_rows, at.stage),
                                      stage_of<sizeof(scores_shared::stage)>(first_keys, at.stage), add);
     }
-    /* Computes S, the product of `steps` stages. */
+    /* Computes S, the sum of the products of the operands in `steps` buffers. */
     DEVICE void multiply_stages(float (&S)[KEYS / 2], int steps)
     {
         issue(S, 0);
