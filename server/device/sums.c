@@ -30,7 +30,7 @@ struct output {
     size_t received; /* float32: the part's share of the numbers of each other part, slot_bytes each */
     size_t slot_bytes;
     size_t result; /* the part's share of the output */
-    size_t end;    /* end of all these places; the next output's places begin here */
+    size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
 /* Returns the tensor in which a part sums up an output over its own queries. */

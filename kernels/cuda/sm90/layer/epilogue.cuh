@@ -194,8 +194,8 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* Stores rows of O directly from registers, 16 bytes per lane. It is used where shared memory has no room for
- * staging. */
+/* Stores rows of O directly from registers, 16 bytes per lane. It is used if O does not fit into shared memory on its
+ * way to global memory. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
