@@ -66,15 +66,23 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
+/* Stores the two parts of the lse of a row: `lse`, the largest score, and `rest`. Kernels on tensor cores recognise a
+ * huge lse by its size, and then do not use it. If the largest score itself is not huge, ATTN_LSE_MOST is therefore
+ * stored as `lse`, and `rest` becomes smaller by as much as `lse` became larger. */
+DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
+{
+    const bool raised = parts.y != 0 && fabsf(parts.x) < ATTN_LSE_MOST;
+    s.lse[at] = raised ? ATTN_LSE_MOST : parts.x;
+    s.rest[at] = raised ? parts.y - (ATTN_LSE_MOST - parts.x) : parts.y;
+}
+
 /* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function finds its row again, so that
  * delta_rows() keeps no registers for it. */
 template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     const float2 parts = lse_in_parts<N>(a, r.x, r.i, s.lse[lse_at(a, r.x, r.i)]);
-    if (threadIdx.x % 32) return;
-    s.lse[lse_at(a, r.x, r.i)] = parts.x;
-    s.rest[lse_at(a, r.x, r.i)] = parts.y;
+    if (threadIdx.x % 32 == 0) store_parts(s, lse_at(a, r.x, r.i), parts);
 }
 
 /* Marks the warp's row in s.rest if the row sees exactly one key. The function finds its row again, so that
@@ -156,7 +164,7 @@ __global__ void __launch_bounds__(32 * WARPS)
             if (!r.exists) return; /* rows past the end of their sequence have no lse */
             const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
+            if (threadIdx.x % 32 == 0) store_parts(s, n, parts);
         });
 }
 template <int N>

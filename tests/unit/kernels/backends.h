@@ -82,6 +82,8 @@ void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
 /* backends_wide.c */
 void test_wide_heads_agree_with_the_reference(void **state);
+void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state);
+void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state);
 void test_random_wide_heads_agree_with_the_reference(void **state);
 void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state);
 void test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);

@@ -215,6 +215,8 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
+    /* kernels number the rows of a packed problem by int */
+    if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);
     r.per_tile = (int)attn_min64(g.group >> r.shift, FAR);
@@ -242,8 +244,9 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     const int DV = shape_of(d).D;
     split_layout x = split_layout_of(chip, r, d, DV);
     const int64_t bytes = x.bytes;
-    if (d.packed || !x.in_turn || tile_seconds(chip, plan) < chip->step_seconds) return (size_t)bytes;
-    /* device.cu divides a long problem into parts, whose splits may be work tiles */
+    if (d.packed || !x.in_turn) return (size_t)bytes;
+    /* device.cu may divide this problem, or the backward that it belongs to, into parts, whose splits may be work
+     * tiles */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

@@ -145,9 +145,10 @@ template <int COLUMNS> struct product_loader {
                       from = max(first, (p.part.row - zero) * 2), to = min(last, (p.part.row + p.part.rows - zero) * 2);
             for (int q = from; q < to; q++) {
                 const int i0 = q / 2 * ROWS;
+                const key_tiles keys = keys_of_rows(band, i0, Sq);
+                if (j0 / KEYS < keys.first || j0 / KEYS >= keys.last) continue;
                 if (!shows(a, p, b, h, i0, Sq, j0 / KEYS)) continue;
-                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys_of_rows(band, i0, Sq).first,
-                                                     j0 / KEYS);
+                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys.first, j0 / KEYS);
                 add(kept + (of_v ? 0 : HALF_TILE) + q % 2 * (HALF_TILE / 2) + j0 % KEYS / STEP * BLOCK,
                     of_v ? &m.dO_step : &m.Q_step, { 0, (int)s.q_start + q * STEP, h, batch }, Sq - q * STEP);
             }

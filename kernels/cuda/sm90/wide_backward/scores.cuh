@@ -224,6 +224,13 @@ template <typename T, score_form FORM> struct score_maker {
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
     }
 
+    /* Returns two numbers of P times the derivative of softcap. A hidden pair has P = 0, and its derivative may be NaN. */
+    DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
+    {
+        return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
+                       P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
+    }
+
     /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
      * odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
@@ -275,7 +282,7 @@ template <typename T, score_form FORM> struct score_maker {
                     if (p.mods.cap != 0)
 #pragma unroll
                         for (int n = 0; n < STEP / 4; n++)
-                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                            words[n] = capped_P(Z, derivative, n);
                     drop_pairs(Z, kept_pairs[c / 2], c);
 #pragma unroll
                     for (int n = 0; n < STEP / 4; n++) dropped[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
@@ -285,7 +292,7 @@ template <typename T, score_form FORM> struct score_maker {
                     if (MODS && p.mods.cap != 0)
 #pragma unroll
                         for (int n = 0; n < STEP / 4; n++)
-                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                            words[n] = capped_P(Z, derivative, n);
                 }
             }
             multiply_stages(S, steps_Dv);
