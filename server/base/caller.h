@@ -61,7 +61,7 @@ void caller_release(struct caller *caller); /* does nothing if `caller` is NULL 
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* Returns how much of `bound` (a limit of the server) the caller may use, at least 1. A NULL caller may use the whole
+/* Returns how much of `bound` (a limit of the server) the account may use, at least 1. A NULL account may use the whole
  * bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 

@@ -494,7 +494,8 @@ enum {
     /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
      * milliseconds, and seconds are too long even on a busy machine. */
     HEARTBEAT_LIMIT_MS = 5000,
-    /* largest number of threads whose busy time is watched: --http-threads, the loop, devices, and some to spare */
+    /* largest number of threads whose busy time is watched: --http-threads, the main thread, devices, and some to
+     * spare */
     HEARTBEAT_THREADS = 1024,
 
     MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */

@@ -20,7 +20,7 @@
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
  * wait.
- * 4. ahead <= limit / STAGING_AHEAD_SHARE, and all blocks of a caller together <= its share.
+ * 4. ahead <= limit / STAGING_AHEAD_SHARE, and all blocks of an account together <= its share.
  * 5. Under AddressSanitizer a warm block is poisoned, so any access to it is reported. */
 #include "server/base/staging.h"
 
@@ -229,8 +229,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but
- * at most the caller's share of the pool. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but at
+ * most the account's share of the pool. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -260,8 +260,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* Tests whether `more` bytes may be leased. The caller's share is tested first, so the error is QUOTA even if the pool
- * is full too. *held receives the bytes that the caller holds. Call this with the lock held. */
+/* Tests whether `more` bytes may be leased. The account's share is tested first, so the error is QUOTA even if the pool
+ * is full too. *held receives the bytes that the account holds. Call this with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {
@@ -316,7 +316,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the caller's
+    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the account's
      * share. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;

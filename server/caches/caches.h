@@ -21,7 +21,7 @@
  * but are answered at once.
  *
  * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
- * restart; the other 16 are random. A cache belongs to the caller that made it, and for others it does not exist.
+ * restart; the other 16 are random. A cache belongs to the account that made it, and for others it does not exist.
  * Thread-safe, with one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
@@ -73,7 +73,7 @@ struct caches_source {
  * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
+/* Ends the caches of accounts that is_known() rejects, since no one can reach them. A cache in a transaction ends with
  * the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
@@ -92,8 +92,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
- * the caller. */
+/* Lists the account's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
+ * the account. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
 /* Makes a cache with the first `length` positions of another cache (-1: all positions). */
@@ -103,7 +103,7 @@ attn_status caches_truncate(struct caches *caches, const struct caller *caller, 
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* Finds the cache of a sequence by the caller's name for the sequence (shorter than PROTO_SEQUENCE_BYTES), and writes
+/* Finds the cache of a sequence by the account's name for the sequence (shorter than PROTO_SEQUENCE_BYTES), and writes
  * the cache's id. If a shape is given, the sequence starts: a new cache replaces any earlier one of that name. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
@@ -185,7 +185,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
  * wait: another step uses one of its caches, or an older step waits for one of them. A caller that tries all waiting
  * steps, from the oldest on, passes in `scan` a number that is new whenever it begins again at the oldest. `scan` is 0
- * if no step waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's
+ * if no step waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's
  * share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be

@@ -109,17 +109,19 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 
 /* Call the functions below with the lock held. */
 
-/* Returns the cache with this id if the caller may use it, otherwise NULL. */
+/* Returns the cache with this id if the account may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
 /* Finds a cache as cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with
  * `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
-/* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */
+/* Charges the cache's account for `pages` more pages, or for fewer if the number is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
-/* Returns how many bytes of KV cache pages a caller may have on all devices together. INT64_MAX: there is no limit. */
+/* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
+ * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the numbers of the pool and of the caller that depend on this cache's number of pages, which was `before`. */
+/* Updates the numbers of the pool and of the account that depend on this cache's number of pages, which was
+ * `before`. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() before, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

@@ -8,8 +8,8 @@
  *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
  *    ends.
  * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
- * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
- *    share pages belong to one caller.
+ * 4. A page is charged to its account once, from its allocation until its last reference is dropped. Caches that share
+ *    pages belong to one account.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
  *    is set.
  * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
@@ -154,7 +154,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the caller's share of the sum of a bound over all pools; INT64_MAX: there is no limit. */
+/* Returns the account's share of the sum of a bound over all pools; INT64_MAX: there is no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -352,7 +352,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
 
 /* ---- The public functions: create, get, fork, truncate, delete --------------------------------------------------- */
 
-/* Checks that the caller may have one more cache. */
+/* Checks that the account may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
 {
     const int share = (int)caller_share(caller, caches->max_count);

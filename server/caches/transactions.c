@@ -226,8 +226,8 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Checks that there is room for `count` pages and that the caller may have them. The text of a refusal says what is in
- * use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the caller's share is
+/* Checks that there is room for `count` pages and that the account may have them. The text of a refusal says what is in
+ * use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the account's share is
  * smaller than the pages. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {

@@ -54,7 +54,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     /* cancelled requests are no errors of the device, and are counted elsewhere */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    /* This function does not report a lost device. The loop reports the loss, once for all batches. */
+    /* This function does not report a lost device. The main thread reports the loss, once for all batches. */
     if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);

@@ -14,7 +14,7 @@
  *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
  *    time that the guest needs (DEVICE_GUEST_FACTOR).
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
- *    The loop or the device's threads own all other fields, as internal.h says. */
+ *    The main thread or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>

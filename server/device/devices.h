@@ -1,9 +1,9 @@
 /* devices.h: the threads of devices. A GPU has one thread, which copies in, starts kernels, copies out and reports. The
  * CPU has one thread per stream, which computes.
  *
- * The loop submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous: while
- * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. The thread uses no
- * callbacks, because a device in error calls none.
+ * The main thread submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous:
+ * while the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. The thread
+ * uses no callbacks, because a device in error calls none.
  *
  * What can go wrong on a device, and what the server does then:
  *
@@ -30,8 +30,8 @@
 
 struct device;
 
-/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns the batch from devices_submit()
- * until the batch arrives in the mailbox. */
+/* Parts of jobs that run together. The main thread makes a batch. A thread of the device owns the batch from
+ * devices_submit() until the batch arrives in the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
@@ -40,9 +40,9 @@ struct batch {
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
-    struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
+    struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
-    int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
+    int waiting; /* number of jobs whose requests still wait (used by the main thread); at 0 the batch is cancelled */
     /* set by attn_cancel(): the device ends the batch between two tiles of a kernel, or between two launches */
     int cancel;
     /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
@@ -125,8 +125,8 @@ void devices_describe(struct devices *devices, struct device_state *states);
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
-/* Records that a call for the device returned DEVICE_LOST; devices_to_disable() tells the loop. Any thread may call
- * this. */
+/* Records that a call for the device returned DEVICE_LOST; devices_to_disable() tells the main thread. Any thread may
+ * call this. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- Functions for the loop -------------------------------------------------------------------------------------- */

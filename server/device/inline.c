@@ -25,7 +25,7 @@
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
  *    thread uses them until the job is adopted or settled.
  * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
- *    this reference on the way to the loop, and the job's batch holds it afterwards. */
+ *    this reference on the way to the main thread, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -174,7 +174,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
  * run on this inline slot; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -195,7 +195,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&

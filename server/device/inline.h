@@ -1,5 +1,5 @@
 /* inline.h: runs small problems on the HTTP threads that received them, or lets these threads put them on a GPU, so
- * that no other thread has to wake. devices.h has the functions by which the loop uses devices. */
+ * that no other thread has to wake. devices.h has the functions by which the main thread uses devices. */
 #ifndef INLINE_H
 #define INLINE_H
 
@@ -11,11 +11,11 @@ enum inline_outcome {
     INLINE_NOT,   /* The HTTP thread did nothing with the job. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are recorded. */
-    /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the loop, which calls
-     * devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
+    /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the main thread, which
+     * calls devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
     INLINE_LATE,
     /* The device job->part.device was lost. The caller must queue the job: the job then fails on that device with the
-     * same error, which tells the loop. */
+     * same error, which tells the main thread. */
     INLINE_LOST,
 };
 

@@ -130,7 +130,7 @@ struct device {
      * watched. */
     _Atomic int64_t due_ns;
 
-    /* The loop uses the members below; other threads read only the atomic ones among them. */
+    /* The main thread uses the members below; other threads read only the atomic ones among them. */
     int outstanding;
     double flops;
     bool disabled;

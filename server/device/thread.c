@@ -1,13 +1,13 @@
 /* thread.c: a device's threads. Each thread takes batches from the device's inbox, keeps at most as many on streams as
- * it has slots, and posts finished batches to the loop.
+ * it has slots, and posts finished batches to the main thread.
  *
  * Invariants
  * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
  *    an inline slot an HTTP thread.
  * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an
  *    error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The
- *    loop watches that time. */
+ * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The main
+ *    thread watches that time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -34,7 +34,7 @@ static int64_t worst_ns(const struct batch *batch)
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the thread's due_ns to the earliest due_ns of its slots, for the watchdog in the loop. */
+/* Sets the thread's due_ns to the earliest due_ns of its slots, for the watchdog on the main thread. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -392,13 +392,13 @@ static void note_stages(const struct device *device, const struct slot *slot)
 }
 
 /* Frees what a failed batch has computed of gradients that are sums over queries. While parts add up these gradients,
- * other devices may still read them, so they stay until the loop frees them. */
+ * other devices may still read them, so they stay until the main thread frees them. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
 }
 
-/* Ends a batch, failed or not: frees its device memory and reports it to the loop. */
+/* Ends a batch, failed or not: frees its device memory and reports it to the main thread. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;

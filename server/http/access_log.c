@@ -150,8 +150,8 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts clients that left, with three exceptions. If the client left while its request waited, the loop has
-         * counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
+        /* Counts clients that left, with three exceptions. If the client left while its request waited, the main thread
+         * has counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
          * request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);

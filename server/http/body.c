@@ -3,7 +3,7 @@
  *   body_admit    before the first byte: reserves a slot in the queue, memory and a parser
  *   body_piece    for each piece: feeds the parser; a compressed piece is unpacked first, a limited amount per call
  *   body_done     at the end: checks the body, then computes in this thread, or suspends the connection and posts the
- *                 request to the loop, or refuses the request */
+ *                 request to the main thread, or refuses the request */
 #include "server/http/body.h"
 #include "server/http/exchange.h"
 
@@ -226,7 +226,8 @@ static void write_shared(struct request *request)
 }
 
 /* Ends a cache transaction that began in this thread: its caches have grown, or stay as they were if the request
- * failed. If requests are queued, the loop is told, because some of them may wait for the end of this transaction. */
+ * failed. If requests are queued, the main thread is told, because some of them may wait for the end of this
+ * transaction. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -261,9 +262,9 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* Checks the body and makes its job in this thread if that is quick. Otherwise the loop will let the body be checked in
- * pieces. Returns false if the answer is already decided, because the request failed, every item was refused, or a
- * handler answers. */
+/* Checks the body and makes its job in this thread if that is quick. Otherwise the main thread will let the body be
+ * checked in pieces. Returns false if the answer is already decided, because the request failed, every item was
+ * refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -296,24 +297,24 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* Gives the request to the loop, which lets its body be checked or queues its job. If `late`, the job already runs, and
- * the loop only waits for its end. */
+/* Gives the request to the main thread, which lets its body be checked or queues its job. If `late`, the job already
+ * runs, and the main thread only waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The loop waits for the job's
-     * end, because an HTTP thread must not wait. */
+    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The main thread waits for
+     * the job's end, because an HTTP thread must not wait. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see the request. This thread counts the request as suspended and then reads `stopping`;
-     * the loop sets `stopping` and then reads the count. At least one of the two threads therefore sees what the other
-     * did. */
+    /* From here on the main thread may see the request. This thread counts the request as suspended and then reads
+     * `stopping`; the main thread sets `stopping` and then reads the count. At least one of the two threads therefore
+     * sees what the other did. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -328,7 +329,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(exchange->mhd);
     if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
-    loop_post(server->loop, request); /* from here on the loop owns the request: do not touch it */
+    loop_post(server->loop, request); /* from here on the main thread owns the request: do not touch it */
     return MHD_YES;
 }
 

@@ -1,7 +1,7 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the loop may cut it, and
- * libmicrohttpd's notification CLOSED removes it. Invariants:
+ * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the main thread may cut
+ * it, and libmicrohttpd's notification CLOSED removes it. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
  * 2. The sweep cuts a connection by a compare-and-swap from the phase that it has judged to CUT. If the HTTP thread

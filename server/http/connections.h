@@ -1,8 +1,8 @@
 /* connections.h: the open connections, and how long each may stay in each phase.
  *
  * libmicrohttpd's time-out is about inactivity: it never cuts a client that sends or reads one byte now and then. Every
- * connection therefore records its phase and when that phase began, and a sweep in the loop cuts connections that are
- * too slow.
+ * connection therefore records its phase and when that phase began, and a sweep on the main thread cuts connections
+ * that are too slow.
  *
  * The sweep also finds clients that left in the middle of a request. When recv() returns less than it has room for,
  * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN arrived together

@@ -1,6 +1,6 @@
 /* exchange.h: one exchange of HTTP, which is how a request arrived and how its answer is sent. The struct request
- * inside it says what must be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the
- * request. */
+ * inside it says what must be computed. An exchange belongs to its HTTP thread; the main thread and the devices see
+ * only the request. */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 

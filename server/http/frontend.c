@@ -1,5 +1,5 @@
-/* frontend.c: the functions of the frontend (web servers, listeners, connections, tokens) that the loop calls, and the
- * time limits of connections. */
+/* frontend.c: the functions of the frontend (web servers, listeners, connections, tokens) that the main thread calls,
+ * and the time limits of connections. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>

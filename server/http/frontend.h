@@ -1,5 +1,5 @@
-/* frontend.h: the part of the server that holds connections, as one object that the loop can drain. It consists of the
- * web servers, the listening sockets, the table of connections and the tokens. */
+/* frontend.h: the part of the server that holds connections, as one object that the main thread can drain. It consists
+ * of the web servers, the listening sockets, the table of connections and the tokens. */
 #ifndef FRONTEND_H
 #define FRONTEND_H
 
@@ -24,14 +24,14 @@ struct frontend {
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
 /* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
-/* Starts to accept connections in the loop. */
+/* Starts to accept connections on the main thread. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
-/* Returns the functions of the frontend that the loop may call. */
+/* Returns the functions of the frontend that the main thread may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
 /* Stops accepting connections, and cuts all open connections, none of which may be suspended. Call this also after a
  * failed start. */
 void frontend_close(struct frontend *frontend);
-/* frees the frontend; call it after frontend_close() and the end of the loop */
+/* frees the frontend; call it after frontend_close() and the end of the event loop */
 void frontend_clear(struct frontend *frontend);
 
 #endif

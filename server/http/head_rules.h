@@ -10,7 +10,7 @@
  * and preflight. Call this before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
-/* Finds the route, the caller and the body's parser. If a rule is broken, the request fails with a text that says what
+/* Finds the route, the account and the body's parser. If a rule is broken, the request fails with a text that says what
  * arrived and what is expected, and often gives a hint. */
 void head_rules_check(struct request *request, const struct http_head *head);
 

@@ -170,11 +170,11 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
 /* ---- How an HTTP thread waits for events ------------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    /* number of requests that this HTTP thread has given to the loop and not got back yet */
+    /* number of requests that this HTTP thread has given to the main thread and not got back yet */
     int count;
-    /* number of requests that all HTTP threads have given to the loop and not got back yet */
+    /* number of requests that all HTTP threads have given to the main thread and not got back yet */
     const _Atomic int *all;
-    /* Until this time the thread keeps its core awake, because the last request that it gave to the loop may end
+    /* Until this time the thread keeps its core awake, because the last request that it gave to the main thread may end
      * soon. */
     int64_t until_ns;
     int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */

@@ -67,14 +67,14 @@ struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
  * different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
-/* Pins the threads to their cores or unpins them, according to the load. The loop calls this periodically. A thread
- * whose affinity was changed from outside (taskset) is left alone. */
+/* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
+ * thread whose affinity was changed from outside (taskset) is left alone. */
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread that gives a request to the loop (more = 1) or gets one back (more = -1). *all counts
- * the requests that all HTTP threads have given to the loop. While *all is small, the thread keeps its core awake
- * for a moment after it gave a request to the loop (base/polling_sleep.h). */
+/* Call this on an HTTP thread that gives a request to the main thread (more = 1) or gets one back (more = -1). *all
+ * counts the requests that all HTTP threads have given to the main thread. While *all is small, the thread keeps its
+ * core awake for a moment after it gave a request to the main thread (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
  * request at once, so http_threads_wait() polls for HTTP_EXPECT_NS instead of sleeping. */

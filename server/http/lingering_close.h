@@ -11,8 +11,8 @@
  *
  * Many clients send all of a request before they read anything. If a request was refused before all of it had arrived
  * (LINGER_DROP), the delivery of its answer does not end the wait. Arriving bytes are dropped until the client closes
- * its side, --discard-ms have passed, or --discard-bytes have arrived. The loop drops bytes as fast as they arrive. No
- * thread waits for them, and they do not count as a connection. */
+ * its side, --discard-ms have passed, or --discard-bytes have arrived. The main thread drops bytes as fast as they
+ * arrive. No thread waits for them, and they do not count as a connection. */
 #ifndef LINGERING_CLOSE_H
 #define LINGERING_CLOSE_H
 
@@ -60,9 +60,9 @@ void lingering_close_clear(struct lingering *linger);
  * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, keeps the socket open by a
  * duplicate descriptor. */
 void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
-/* Drops bytes that have arrived on the sockets. The loop calls this when epoll_fd is readable. */
+/* Drops bytes that have arrived on the sockets. The main thread calls this when epoll_fd is readable. */
 void lingering_close_drop(struct lingering *linger);
-/* Closes the sockets whose time is over or whose answers are delivered. The loop calls this periodically. */
+/* Closes the sockets whose time is over or whose answers are delivered. The main thread calls this periodically. */
 void lingering_close_sweep(struct lingering *linger, int64_t now_ms);
 
 #endif

@@ -5,8 +5,9 @@
  * written to its socket. At the limit of connections an idle connection is closed to make room, first those that never
  * showed a token (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
- * the backlog would keep waking the loop for connections that it cannot accept.
- * 3. In one turn, the loop accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not wait.
+ * the backlog would keep waking the main thread for connections that it cannot accept.
+ * 3. In one turn, the main thread accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not
+ *    wait.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
  * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
  * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
@@ -39,7 +40,7 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the loop's thread uses
+/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the main thread uses
  * it. */
 static int spare_fd = -1;
 

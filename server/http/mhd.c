@@ -6,7 +6,7 @@
  *                                 limited amount per call
  *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
  *                  (body ends)    checks the body; suspends the connection and posts the request to
- *                  the loop; or answers
+ *                  the main thread; or answers
  *                                 a request that was refused or is so small that this thread computed it
  *                  STEP_WAIT      the connection was resumed: answers
  *   on_completed   the client has the answer, or has left: writes the log line and metrics, frees everything */
@@ -128,7 +128,7 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the suspension of a request's connection: the loop has resumed it, or the connection broke after it was
+/* Ends the suspension of a request's connection: the main thread has resumed it, or the connection broke after it was
  * resumed. */
 static void end_wait(struct request *request)
 {
@@ -446,6 +446,6 @@ void mhd_resume(struct request *request)
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(
-        /* From here on the HTTP thread owns the request, and the loop may not read or write it any more. */
+        /* From here on the HTTP thread owns the request, and the main thread may not read or write it any more. */
         mhd);
 }

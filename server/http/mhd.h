@@ -1,4 +1,4 @@
-/* mhd.h: the libmicrohttpd side of the server. Connections arrive here, requests go to the loop and return as
+/* mhd.h: the libmicrohttpd side of the server. Connections arrive here, requests go to the main thread and return as
  * answers. */
 #ifndef MHD_H
 #define MHD_H
@@ -31,12 +31,12 @@ void mhd_close(struct http_server *http);
  * still owns `fd` in that case. The caller must ensure that at most http->most connections are open. */
 bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length);
 
-/* Pins the HTTP threads to their cores or unpins them (http_threads.h). The loop calls this periodically. */
+/* Pins the HTTP threads to their cores or unpins them (http_threads.h). The main thread calls this periodically. */
 void mhd_balance(struct http_server *http, int64_t now_ms);
 void mhd_unpin(struct http_server *http); /* unpins the HTTP threads from their cores until the process ends */
 
-/* Resumes the connection of a request. Only the loop may call this, while it owns the request. From this call on the
- * HTTP thread owns the request. */
+/* Resumes the connection of a request. Only the main thread may call this, while it owns the request. From this call on
+ * the HTTP thread owns the request. */
 void mhd_resume(struct request *request);
 
 #endif

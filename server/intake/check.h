@@ -1,16 +1,16 @@
 /* check.h: makes a job that can run from a complete body, or refuses the body.
  *
  * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. So
- * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the loop (state
- * CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
+ * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the main thread
+ * (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
  * handled in pieces, which alternate with the pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
 #include "server/work/request.h"
 
-/* The result of a check. While another thread checks a request, the loop may refuse that request. So the check changes
- * only the request's parser, memory (also shared memory) and job, and writes everything else to this struct. */
+/* The result of a check. While another thread checks a request, the main thread may refuse that request. So the check
+ * changes only the request's parser, memory (also shared memory) and job, and writes everything else to this struct. */
 struct check_result {
     bool failed; /* true: `error` and `why` say what is wrong */
     proto_error error;

@@ -64,7 +64,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and caller; only a region with the same hash can be the wanted one */
+        uint64_t hash; /* hash of name and account; only a region with the same hash can be the wanted one */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -84,7 +84,7 @@ struct regions {
 /* True if both regions are ranges of one object, or of one allocation on a GPU. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index of a caller's region in the table; -1: the caller has no region of that name. */
+/* Returns the index of an account's region in the table; -1: the account has no region of that name. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */

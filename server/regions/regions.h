@@ -76,10 +76,10 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is
+/* Unregisters the account's region of this kind and name, or all of the account's regions of this kind if `name` is
  * NULL. Returns the number of regions that it unregistered. Requests that use these regions continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions (registered memory) of callers that is_known() rejects. */
+/* Unregisters all regions (registered memory) of accounts that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
@@ -89,7 +89,7 @@ struct region_facts {
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
-/* Calls visit() for each of the caller's regions of a kind or, if `name` is not NULL, for the region with this name.
+/* Calls visit() for each of the account's regions of a kind or, if `name` is not NULL, for the region with this name.
  * Returns the number of calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
@@ -131,8 +131,8 @@ struct region_uses {
     struct region_use list[];
 };
 
-/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another caller's), INVALID (a range
- * past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
+/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another account's), INVALID (a
+ * range past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NULL */

@@ -4,8 +4,8 @@
  * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
  * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
  * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
- * open it to the server, because a client may not offer what only root can open. An object that one caller has
- * registered cannot be registered by another caller. */
+ * open it to the server, because a client may not offer what only root can open. An object that one account has
+ * registered cannot be registered by another account. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -185,7 +185,7 @@ bool region_is_same_object(const struct region *a, const struct region *b)
     return a->device == b->device && a->memory == b->memory;
 }
 
-/* True if another caller has registered the same object of shared memory. Call this with the lock held. */
+/* True if another account has registered the same object of shared memory. Call this with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {

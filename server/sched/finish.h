@@ -26,11 +26,11 @@ struct finishing {
     struct piece piece;
     struct job *job; /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* true: the loop has cancelled the work, so no further piece will run */
+    bool cancelled; /* true: the main thread has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
-    /* While a piece of the work runs, only its thread uses the members below. Between two pieces, the loop uses
+    /* While a piece of the work runs, only its thread uses the members below. Between two pieces, the main thread uses
      * them. */
     int item; /* index of the item (problem) that is being verified */
     attn_verifier *verifier;
@@ -51,8 +51,8 @@ bool finish_is_wanted(const struct job *job);
 /* Returns the truth (results in float64) of an item of a check, or NULL if no device has computed it. */
 const attn_truth *finish_truth(const struct job *job, int item);
 
-/* Makes the finishing work of a job (verification and the like). The loop calls done(context, finishing) once: when all
- * is done, or after the piece in which the work was cancelled. NULL: out of memory. */
+/* Makes the finishing work of a job (verification and the like). The main thread calls done(context, finishing) once:
+ * when all is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

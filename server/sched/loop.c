@@ -68,7 +68,7 @@ static void on_check(uv_check_t *check)
 /* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
     struct piece piece;
-    struct request *request; /* the request whose body is checked; the loop owns it during the check */
+    struct request *request; /* the request whose body is checked; the main thread owns it during the check */
     struct check_result result;
     bool complete;
 };
@@ -146,7 +146,7 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* out of memory for a batch, so the loop waits here until the device no longer uses the job's memory */
+    /* out of memory for a batch, so the main thread waits here until the device no longer uses the job's memory */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -165,7 +165,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* the loop must set its timer anew, because this request's deadline may be the earliest */
+    /* the main thread must set its timer anew, because this request's deadline may be the earliest */
     loop->queue_changed = true;
     return true;
 }
@@ -293,9 +293,9 @@ static void nothing(uv_work_t *work)
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have. The loop makes a libuv watcher at this
- * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the
- * array could not grow later, libuv would abort. */
+/* Returns the highest number that a descriptor of this process may have. The main thread makes a libuv watcher at this
+ * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the array
+ * could not grow later, libuv would abort. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -357,7 +357,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the loop */
+    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the event loop */
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)

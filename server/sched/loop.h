@@ -9,7 +9,7 @@
 
 struct loop;
 
-/* Kinds of messages in the loop's mailbox: a request, or a batch that has come back. */
+/* Kinds of messages in the main thread's mailbox: a request, or a batch that has come back. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
 /* main.c calls the functions loop_open() and loop_mailbox() in this order. */
@@ -17,16 +17,16 @@ struct loop *loop_open(struct server *server);   /* makes the loop; aborts when 
 struct mailbox *loop_mailbox(struct loop *loop); /* returns the mailbox to which devices post finished batches */
 
 struct loop_watch;
-/* Watches a descriptor: whenever it can be read, the loop calls on_readable(context). Call this on the loop's thread.
- * The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
+/* Watches a descriptor: whenever it can be read, the main thread calls on_readable(context). Call this on the main
+ * thread. The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
 /* Ends a watch: on_readable() is not called any more, and the descriptor may be closed. loop_close() ends the watches
  * that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context` is passed to all
- * functions that have such a parameter. */
+/* The functions of server/http/frontend.c that the main thread calls, all on the main thread. `context` is passed to
+ * all functions that have such a parameter. */
 struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread owns the request from now on */
@@ -51,9 +51,10 @@ void loop_signal(struct loop *loop, int number);
 /* Frees the loop. Call this after the web servers and the devices are closed. */
 void loop_close(struct loop *loop);
 
-/* Gives a request whose connection is suspended to the loop, which owns it from now on. An HTTP thread calls this. */
+/* Gives a request whose connection is suspended to the main thread, which owns it from now on. An HTTP thread calls
+ * this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for its
+/* Tells the main thread that a cache transaction on an HTTP thread has ended, because queued requests may wait for its
  * caches. */
 void loop_note_step_end(struct loop *loop);
 

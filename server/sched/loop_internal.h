@@ -1,4 +1,4 @@
-/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses them. The
+/* loop_internal.h: types and functions that the files of the main thread share. Only the main thread uses them. The
  * public header is loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
@@ -38,7 +38,7 @@ struct loop {
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
     struct request *unwatched; /* the oldest request without a hang-up watch; newer requests have no watch either */
     bool queue_changed;
-    /* true: a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
+    /* true: a cache transaction has ended or was dropped, so the main thread must examine all transactions that wait */
     bool transactions_changed;
     /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
@@ -47,7 +47,7 @@ struct loop {
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the loop polls instead of sleeping, because the last batch on a GPU will end soon
+    /* Until this time the main thread polls instead of sleeping, because the last batch on a GPU will end soon
      * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
@@ -65,7 +65,7 @@ uv_loop_t *loop_uv(struct loop *loop);
 
 /* Adds a request whose connection is suspended to the list of waiting requests. */
 void waiting_add(struct loop *loop, struct request *request);
-/* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
+/* Ends the main thread's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
 /* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job
  * is freed when the device returns the job. */
@@ -78,7 +78,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
-/* Sets the loop's timer to the next deadline. */
+/* Sets the main thread's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
 /* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
 void waiting_tick(uv_timer_t *timer);

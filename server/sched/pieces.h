@@ -4,7 +4,7 @@
  * base/flow.h) with the least time runs the next piece. So a client waits for at most one piece of each other client,
  * however many pieces the others have. The time of a piece is charged to its flow.
  *
- * Call all functions on the loop's thread. */
+ * Call all functions on the main thread. */
 #ifndef PIECES_H
 #define PIECES_H
 
@@ -19,8 +19,9 @@ struct piece {
     /* the flow (client) that is charged; the piece's owner holds the reference to it; NULL: no flow */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece);   /* does the work; called on one of libuv's threads */
-    void (*after)(struct piece *piece); /* called by the loop after run(); may add the piece again or free the piece */
+    void (*run)(struct piece *piece); /* does the work; called on one of libuv's threads */
+    /* called by the main thread after run(); may add the piece again or free the piece */
+    void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;

@@ -6,8 +6,8 @@
  * Ids are random and the table is small. A linear search over 16-byte keys costs a microsecond when the table is full.
  *
  * Invariants
- * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory
- *    is charged once: to `bytes` and to its caller.
+ * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory is
+ *    charged once: to `bytes` and to its account.
  * 2. Entries in READY and TAKEN hold a reference to their job, and no others do. While an entry is RESERVED, the
  *    request that makes the context holds the job. That request fills or drops the entry before it releases the job. */
 #include "server/work/contexts.h"
@@ -218,8 +218,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of callers that
- * is_known() rejects. */
+/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of accounts
+ * that is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

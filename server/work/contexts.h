@@ -1,12 +1,12 @@
 /* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). Saved forwards are limited in
- * bytes, number and time, in total and for each caller. Thread-safe.
+ * bytes, number and time, in total and for each account. Thread-safe.
  *
- * A context is an id of 128 random bits, a caller, and a reference to the forward's job. The job's staging memory stays
- * leased as a whole, even if the context needs a small part of it. So the whole memory is charged, once for all
+ * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's staging memory
+ * stays leased as a whole, even if the context needs a small part of it. So the whole memory is charged, once for all
  * contexts of a job, until the last of them is gone.
  *
- * The first backward of the same caller that names a context takes it. The owner of that backward's request reports the
- * outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
+ * The first backward of the same account that names a context takes it. The owner of that backward's request reports
+ * the outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
  * deadline passed), the context can be taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
@@ -37,7 +37,7 @@ void contexts_free(struct contexts *contexts);
 /* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
  * room for its context need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's
  * id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no
- * room), QUOTA (no room for this caller), TOO_LARGE (more than the table will ever have). */
+ * room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward is done: its context can now be taken, and holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
@@ -45,8 +45,8 @@ void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 void contexts_drop(struct contexts *contexts, const char *id);
 
 /* Takes a filled context for a backward: *job becomes a new reference to the forward's job. Until contexts_finish() the
- * entry stays in the table and cannot be taken again. Errors: NOT_FOUND (unknown, another caller's, expired, used, or
- * not ready; the text is always the same), IN_USE (the same caller has taken the context and not finished). */
+ * entry stays in the table and cannot be taken again. Errors: NOT_FOUND (unknown, another account's, expired, used, or
+ * not ready; the text is always the same), IN_USE (the same account has taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
 /* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise the
@@ -54,7 +54,7 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts (saved forwards), and contexts of callers that is_known() rejects, because nobody could use
+/* Ends expired contexts (saved forwards), and contexts of accounts that is_known() rejects, because nobody could use
  * these contexts. A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);

@@ -87,14 +87,14 @@ struct job_part {
      * sums over all queries */
     bool adds;
 
-    /* Only the loop's thread uses the members from here down to handed_over. */
+    /* Only the main thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
     bool left;           /* true: the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
-    /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
-     * batch is back. */
+    /* The thread that computes (the device's, or an HTTP thread) writes the members below. The main thread reads them
+     * when the batch is back. */
     bool ran;         /* true: the kernels ran and did not fail */
     attn_error error; /* the reason why the part did not run */
     /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
@@ -148,7 +148,7 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* jobs of one caller leave for a device in the order of this number, 1 before 2 */
+    int64_t priority;      /* jobs of one account leave for a device in the order of this number, 1 before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
@@ -190,7 +190,7 @@ struct job {
     /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
     int context_count;
 
-    /* Only the loop's thread uses the members from here down to given_up. */
+    /* Only the main thread uses the members from here down to given_up. */
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
     struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
     int parts_out;               /* number of parts that are in batches and not yet back */
@@ -198,7 +198,7 @@ struct job {
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned; /* true: the loop has tried at least once to begin the job's cache transaction */
+    bool scanned; /* true: the main thread has tried at least once to begin the job's cache transaction */
     /* true: no client wants the job's result; the job keeps its request until the batch ends, because a device uses
      * the client's memory */
     bool given_up;

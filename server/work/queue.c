@@ -4,7 +4,7 @@
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
  * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
- * that still run count with the time since they left. Without tokens all flows belong to one caller, and the more
+ * that still run count with the time since they left. Without tokens all flows belong to one account, and the more
  * urgent job goes first.
  *
  * A batch consists of jobs that already wait; it does not wait for further jobs. A free device takes the jobs that are
@@ -167,8 +167,8 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same caller. The jobs of the caller swap places, so
- * the positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must
+/* Moves the last job of the queue before less urgent jobs of the same account. The jobs of the account swap places, so
+ * the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must
  * be executed in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
@@ -298,7 +298,7 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job a goes to a device before job b. The jobs' priorities count only if both jobs are of one caller. */
+/* True if job a goes to a device before job b. The jobs' priorities count only if both jobs are of one account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;

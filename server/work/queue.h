@@ -2,8 +2,8 @@
  *
  * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
  * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
- * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the loop's
- * thread uses the functions for jobs. This file has no sockets and no timers. */
+ * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the main thread
+ * uses the functions for jobs. This file has no sockets and no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -21,11 +21,11 @@ struct queue {
         int limit;         /* upper bound of `count`: the number of slots */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses the members of the queue from here down to `bytes`. */
+    /* Only the main thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
     /* list of all waiting jobs, linked by in_queue: in order of arrival, but an urgent job may stand before less urgent
-     * jobs of its caller */
+     * jobs of its account */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
@@ -41,7 +41,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 
 /* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
-/* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share
+/* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the account's share
  * is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
@@ -59,8 +59,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 /* ---- Jobs that wait; only the loop's thread calls these functions ------------------------------------------------ */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
- * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while
- * the job waits in the queue. */
+ * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while the
+ * job waits in the queue. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 

@@ -101,7 +101,7 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* the message by which an HTTP thread sends the request to the loop's mailbox */
+    struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
     enum request_state state;
     bool counted; /* true: request_count() includes the request */
     struct server *server;
@@ -110,7 +110,7 @@ struct request {
      * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
-    struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */
+    struct caller *caller; /* a reference to the request's account; NULL: not determined yet, or refused */
     /* a reference to the flow (client) that is charged; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
@@ -140,7 +140,7 @@ struct request {
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
-    /* While the request waits, only the loop's thread uses the members from here on. */
+    /* While the request waits, only the main thread uses the members from here on. */
     struct deadline deadline;
     /* true: the request cannot go back to its HTTP thread yet, because another thread checks its body, or uses its
      * client's shared memory. */
@@ -176,8 +176,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Records the size of the request's text or answer, which is in memory outside the staging memory. Growth is charged
- * to the request's caller as staging memory. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer, which is in memory outside the staging memory. Growth is charged to
+ * the request's account as staging memory. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared
