@@ -1,5 +1,5 @@
-/* flow.h: a flow is a share of the devices' time, with an account of the time used. Each token has a flow; without
- * tokens, each connection has one.
+/* flow.h: a flow records how much device time one client has used, so that clients get equal shares. Each token has a
+ * flow; on a server without tokens, each connection has one.
  *
  * A device takes its next job from the flow that has used the least time lately (work/queue.c, start-time fair
  * queueing). A thread that works for a request charges its time to the request's flow.
@@ -33,10 +33,11 @@ struct flow {
     _Atomic int64_t used_ns;        /* time charged to this flow since it was made, on devices and CPU threads */
 
     /* Only the main thread (queue.c) uses the members below. */
-    /* used_ns + ahead_ns is the flow's virtual time, by which start-time fair queueing orders flows */
+    /* Start-time fair queueing orders flows by their virtual time, which is used_ns + ahead_ns. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow */
-    /* sum of the start times of the batches counted in `running`, from which their time so far is computed */
+    /* sum of the start times of all batches that `running` counts; from this sum follows how long they have run so
+     * far */
     int64_t running_since_ns;
     int waiting; /* number of this flow's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
     struct job *first, *last; /* this flow's waiting jobs, linked by their member in_flow */

@@ -61,14 +61,15 @@ static struct {
     pthread_cond_t wake, finished; /* both condition variables use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    /* true: the writer thread of an earlier log_open() is still in write(), so new lines are only counted */
+    /* true: an earlier log_close() gave up waiting for the writer thread, which is still in write(), so new lines are
+     * only counted */
     bool stuck;
     bool waiting; /* true: the writer thread sleeps until `wake` is signalled */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that lines of the event `lost` have reported so far; `dropped` counts all lost lines */
+    /* how many lost lines the lines of the event `lost` have reported so far; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */

@@ -95,8 +95,8 @@ static bool histogram(enum metric_id id)
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
-    /* this byte, which UTF-8 text never has, separates the two labels, so that ("ab", "") and ("a", "b") have different
-     * hashes */
+    /* this byte, which UTF-8 text never has, separates the two labels: without it, ("ab", "") and ("a", "b") would have
+     * the same hash */
     hash = text_hash(hash, "\xFF", 1);
     hash = text_hash(hash, label1, METRICS_LABEL_BYTES - 1);
     return hash ^ hash >> 15;

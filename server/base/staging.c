@@ -20,7 +20,8 @@
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
  * wait.
- * 4. ahead <= limit / STAGING_AHEAD_SHARE, and all blocks of an account together <= its share.
+ * 4. ahead (leased bytes that have not arrived yet) <= limit / STAGING_AHEAD_SHARE, and all blocks of one client's
+ *    account together <= the account's share.
  * 5. Under AddressSanitizer a warm block is poisoned, so any access to it is reported. */
 #include "server/base/staging.h"
 
@@ -50,7 +51,9 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
     STEPS = 8, /* number of block sizes between any size and its double */
-    LOOK = 16, /* largest number of blocks of a size class that are searched for one that this core released */
+    /* when a block is leased, at most this many blocks of its size class are searched for one that this core
+     * released */
+    LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -64,7 +67,7 @@ struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    /* the part of `leased` whose bytes have not arrived yet; it grows under the lock, and shrinks without the lock */
+    /* the leased bytes that have not arrived yet; the number grows under the lock, and shrinks without the lock */
     _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
@@ -229,8 +232,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but at
- * most the account's share of the pool. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block for a request of `bytes` bytes: that of the smallest class that holds them, but at most
+ * the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -290,8 +293,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Returns, of the warm blocks of a size class, the one that this core released last. If the core released none of them,
- * returns the one that any core released last. Call this with the lock held. */
+/* Chooses a warm block of a size class: the one that this core released last. If this core released none of them, the
+ * one that any core released last. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];

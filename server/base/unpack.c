@@ -136,7 +136,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes invariant 1 (the limits on unpacked bytes) allows. */
+/* Returns how many of `size` unpacked bytes may be passed on (the limits of invariant 1 at the top of this file). */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
