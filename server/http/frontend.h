@@ -1,5 +1,6 @@
-/* frontend.h: the part of the server that holds connections, as one object that the main thread can drain. It consists
- * of the web servers, the listening sockets, the table of connections and the tokens. */
+/* frontend.h: the part of the server that holds connections, as one object. The main thread can drain it: finish its
+ * requests before the server stops. It consists of the web servers, the listening sockets, the table of connections and
+ * the tokens. */
 #ifndef FRONTEND_H
 #define FRONTEND_H
 
@@ -11,7 +12,7 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    /* metrics_http is the web server of --metrics-listen; without that option it is not used */
+    /* metrics_http is the web server for --metrics-listen; it is not used without that option */
     struct http_server main_http, metrics_http;
     struct listener *listeners; /* the open listening sockets, those of --listen first; main.c owns them */
     int listener_count;

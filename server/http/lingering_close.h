@@ -33,11 +33,12 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that are still open for reading; it is readable when one of these sockets is;
-     * -1: there is no set */
+    /* epoll set of those kept sockets that are still open for reading. epoll_fd is readable when one of them is. -1:
+     * there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
-    /* descriptors from this number on are reserved for connections, so no socket is kept under such a number */
+    /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for
+     * connections */
     int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;
@@ -50,8 +51,8 @@ struct lingering {
 };
 
 void lingering_close_init(struct lingering *linger);
-/* Sets the limits. Without this call, at most LINGER_MOST sockets are kept, and only bytes that have already arrived
- * are dropped. */
+/* Sets the limits on kept sockets. Without this call, at most LINGER_MOST sockets are kept, and only bytes that have
+ * already arrived are dropped. */
 void lingering_close_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
 /* Closes all sockets that are still in lingering close. */
 void lingering_close_clear(struct lingering *linger);

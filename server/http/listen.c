@@ -181,7 +181,8 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        /* a browser cannot connect to the wildcard address `any`, so the URL has the loopback address `here` instead */
+        /* hosts of listening addresses: a browser cannot connect to the wildcard address `any`, so the URL has the
+         * loopback address `here` instead */
         const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
@@ -235,8 +236,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. At the limit, the connection that has been idle for longest is closed
- * to make room. */
+/* True if there is room for one more connection. If their number is at its limit, the connection that has been idle for
+ * longest is closed to make room. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -249,7 +250,7 @@ static bool has_room(struct http_server *http)
     return true;
 }
 
-/* Accepts connections of a listener, at most `limit`. */
+/* Accepts clients that connect to a listener, at most `limit` of them. */
 static void accept_some(struct listener *listener, int limit)
 {
     struct http_server *http = listener->http;
@@ -325,7 +326,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* A supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
+    /* If a supervisor opened the socket, it calls listener_hide() itself, because it may pass the socket to another
      * server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();

@@ -1,4 +1,4 @@
-/* mhd.c: the libmicrohttpd side of a request.
+/* mhd.c: the functions that libmicrohttpd calls at each step of a request.
  *
  *   on_uri         the request line has arrived: makes the request
  *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; keeps no byte of the body before
@@ -128,8 +128,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the suspension of a request's connection: the main thread has resumed it, or the connection broke after it was
- * resumed. */
+/* Ends the wait of a request whose connection was suspended: the main thread has resumed it, or the connection broke
+ * after that. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -205,8 +205,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            /* Bytes are left, so the connection is suspended. Without a suspension it would hang (quirk 5 of
-             * mhd_quirks.h). */
+            /* Some bytes of the body are left for the next call, so the connection is suspended and resumed at once.
+             * Without the suspension it would hang (quirk 5 of mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
@@ -246,7 +246,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* connection_enter() fails if the connection was cut, but then the connection ends anyway */
+    /* false, which means that the connection was cut, is ignored: the connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 
@@ -276,9 +276,9 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd closes a connection without on_completed() in two cases: 1.0.1 when a chunk's head is longer
-         * than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is already
-         * free. */
+        /* libmicrohttpd closes a connection without calling on_completed() in two cases: 1.0.1 when a chunk's head is
+         * longer than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is free by
+         * then, so method and path must not be read. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

@@ -1,5 +1,5 @@
-/* mhd.h: the libmicrohttpd side of the server. Connections arrive here, requests go to the main thread and return as
- * answers. */
+/* mhd.h: the part of the server that uses libmicrohttpd. Connections arrive here, requests go to the main thread and
+ * return as answers. */
 #ifndef MHD_H
 #define MHD_H
 
@@ -9,7 +9,7 @@
 #include "server/work/server.h"
 #include "server/http/http_threads.h"
 
-/* A web server for sockets that the listeners accept. The server has one for the main addresses, and one for
+/* A web server, which gets its sockets from listeners. attnd has one for the main addresses, and one for
  * --metrics-listen. */
 struct http_server {
     struct server *server;
@@ -18,7 +18,7 @@ struct http_server {
     bool plain;    /* true: the port does not use TLS */
     int most;      /* the largest number of connections that may be open at a time */
     _Atomic int open;
-    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
+    _Atomic int leaving; /* number of connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */
 };
 

@@ -19,7 +19,7 @@ struct region {
     enum region_kind kind;
     int references; /* number of references to the region; the table's lock protects it */
     struct regions *regions;
-    struct caller *caller; /* the region's owner, to whom it holds a reference */
+    struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
     char name[PROTO_REGION_BYTES];
     int64_t offset, bytes; /* range of the region in its object, in bytes; the offset is 0 in a GPU's memory */
     struct region *next;   /* next region in the list of regions to close */
@@ -29,13 +29,14 @@ struct region {
     int fd; /* descriptor of the object; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
-    /* pages of the object that a driver holds for devices (pinned); NULL: the region is not pinned. The table's lock
-     * protects the members from `pin` to `after` */
+    /* The pin of the region: pages of the object that a driver holds for devices. NULL: the region is not pinned. The
+     * table's lock protects the members from `pin` to `after`. */
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region that are running */
-    bool intact;          /* true: no client had modified the object before the running writes began */
-    int64_t pinned_ms;    /* time of the last attempt to pin the region */
+    /* true: the object had not been modified by a client when the server's running writes began */
+    bool intact;
+    int64_t pinned_ms; /* time of the last attempt to pin the region */
     /* true: the region is in the list `fresh` of regions to pin; the list holds a reference to the region */
     bool is_to_pin;
     struct region *after; /* next region in the list `fresh` (regions to pin) */
@@ -47,11 +48,13 @@ struct region {
     char *memory;
 };
 
-/* The pages of a shared object that a driver holds, so that devices can copy them: see pin(). */
+/* A pin: pages of a shared object that a driver holds, so that devices can copy from and to them. See pin() in
+ * keeper.c. */
 struct pin {
     int references; /* number of references, under the table's lock: one for the region, and one for each use */
     struct regions *regions;
-    /* address of the mapping, which consists of whole pages; address of the region's first byte in it */
+    /* `mapping`: address of whole pages of the object in this process; `memory`: address of the region's first byte in
+     * them */
     char *mapping, *memory;
     size_t bytes;     /* size of the mapping in bytes */
     struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */
@@ -64,7 +67,8 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and account; only a region with the same hash can be the wanted one */
+        /* hash of a name and an account: in a search, a region is compared only if it has the wanted hash */
+        uint64_t hash;
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -84,7 +88,7 @@ struct regions {
 /* True if both regions are ranges of one object, or of one allocation on a GPU. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index of an account's region in the table; -1: the account has no region of that name. */
+/* Returns the index in the table of the region that this account has registered by this name; -1: there is none. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */

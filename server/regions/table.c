@@ -266,8 +266,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table if *error says that there was no error so far. Drops the calling function's reference in
- * any case. */
+/* Adds the region to the table, unless *error has an error already. Drops the calling function's reference to the
+ * region in any case. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -310,7 +310,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits before the object is opened, so that no object is opened in vain. */
+    /* Checks the limits before the object is opened, so that nothing is opened for a region that would be refused. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -13,10 +13,10 @@
 
 #include "server/work/job.h"
 
-/* Prepares the transaction of a call that has one item without an error. For an append, `ids` has the one cache that
- * the path names. */
+/* Prepares the cache transaction of a request that has one problem without an error. For an append, the only cache is
+ * the one that the path names. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
-/* Begins the transaction. caches_begin() explains `scan`, *wait and the errors. */
+/* Begins the transaction. caches_begin() in caches.h explains `scan`, *wait and the errors. */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void transaction_end(struct job *job, bool commit);
 /* True between a transaction_begin() that succeeded and transaction_end(). False for a job without a transaction. */
@@ -30,8 +30,8 @@ void transaction_free(struct job *job); /* does nothing for a job without a tran
  * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to the array of
- * moves. */
+/* Returns how many copies (moves) the device makes before it computes, and sets *moves to the array that describes
+ * them. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif
