@@ -12,7 +12,7 @@
  * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
  *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
- *   caches_begin()   loop, inline    Takes pages, writes moves and the page table. Must wait while another step
+ *   caches_begin()   main or HTTP    Takes pages, writes moves and the page table. Must wait while another step
  *                                    uses one of the caches, unless neither appends.
  *   (the device makes the moves and computes)
  *   caches_end()     the same        With commit all the caches are longer; without it they are as before.

@@ -1,6 +1,6 @@
 /* devices.c: how batches of jobs go to a device and come back.
  *
- *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
+ *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
  *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
  *
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
@@ -243,7 +243,7 @@ void devices_close(struct devices *devices)
     free(devices);
 }
 
-/* ---- Functions that the loop calls ------------------------------------------------------------------------------- */
+/* ---- Functions that the main thread calls ------------------------------------------------------------------------ */
 
 int devices_count(const struct devices *devices)
 {

@@ -11,11 +11,11 @@
  *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
  *                                  if it then fails, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
- *   a sticky error                 all batches of the device come back with DEVICE_LOST; the loop disables the device.
+ *   a sticky error                 all batches of the device come back with DEVICE_LOST; the server disables the device.
  *                                  A job that was cut over several devices is computed again on the others
- *   no request waits any more      the loop cancels the batch: the CPU ends it between two tiles, a GPU between two
+ *   no request waits any more      the batch is cancelled: the CPU ends it between two tiles, a GPU between two
  *                                  launches, and its jobs come back with CANCELLED
- *   the batch never ends           devices_to_disable() finds the device; the loop disables it and answers its requests
+ *   the batch never ends           devices_to_disable() finds the device; the server disables it and answers its requests
  *                                  at once. The batches may come back later or never, and keep their memory, because
  *                                  the device may still write to it
  *
@@ -133,7 +133,7 @@ bool devices_is_usable(const struct devices *devices, int number);
  * call this. */
 void devices_note_lost(struct devices *devices, int number);
 
-/* ---- Functions for the loop -------------------------------------------------------------------------------------- */
+/* ---- Functions for the main thread ------------------------------------------------------------------------------- */
 
 /* Returns a time in seconds that the job takes at least, even on the fastest device and with the best kernel. A job may
  * take several times as long. Any thread may call this. */

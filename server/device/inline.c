@@ -3,7 +3,7 @@
  * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
  * number, because that slot's workspace is probably in the core's cache, or else the next free slot.
  *
- *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
+ *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the main thread)
  *
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
@@ -19,7 +19,7 @@
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, with deadline, hang-up and watchdog:
  *
- *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
+ *   HTTP thread: late --> main thread --> devices_submit_late() --> device's thread: inline_adopt()
  *
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no

@@ -1,6 +1,6 @@
 /* internal.h: types and functions that the files of this folder share. The public header is devices.h.
  *
- *   devices.c   the loop's side: opens, closes and describes devices, and submits batches
+ *   devices.c   functions for the main thread: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
  *   truth.c     verifies outputs in float64 on the device that made them; computes the truth of checks

@@ -4,8 +4,9 @@
  * it, and libmicrohttpd's notification CLOSED removes it. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
- * 2. The sweep cuts a connection by a compare-and-swap from the phase that it has judged to CUT. If the HTTP thread
- * changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and stops.
+ * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
+ * If the HTTP thread changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and
+ * stops.
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
@@ -138,8 +139,8 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* an older connection still has this descriptor number: its socket was closed without a report, because the system
-     * has given the number out again */
+    /* An older connection still has this descriptor number. The system gives a number out again only when its socket is
+     * closed, so the older socket was closed without a report. */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;

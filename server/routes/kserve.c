@@ -133,7 +133,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* a merge has no required tensors of its own, but every merge requires out and lse of its first part */
+    /* every merge also requires out and lse of its first part, which are not in the table of tensors */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");

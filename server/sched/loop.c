@@ -36,7 +36,7 @@
 #include "server/base/metrics.h"
 #include "server/base/polling_sleep.h"
 
-/* ---- What happens before and after each turn of the loop --------------------------------------------------------- */
+/* ---- What happens before and after each turn of the event loop --------------------------------------------------- */
 
 /* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
  * thread is idle, and busy again. Between the two calls, the callbacks for sockets and messages tell the watchdog that
@@ -277,7 +277,7 @@ void loop_signal(struct loop *loop, int number)
     uv_async_send(&loop->signalled);
 }
 
-/* ---- Opening the loop -------------------------------------------------------------------------------------------- */
+/* ---- Opening the event loop -------------------------------------------------------------------------------------- */
 
 static void must(int error, const char *what)
 {
@@ -406,7 +406,7 @@ void loop_unwatch(struct loop_watch *watch)
     uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
 }
 
-/* ---- Running and closing the loop -------------------------------------------------------------------------------- */
+/* ---- Running and closing the event loop -------------------------------------------------------------------------- */
 
 int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {

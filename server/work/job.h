@@ -6,7 +6,7 @@
  * counted by references: the request, the device that runs the job, and each context (saved forward) hold one.
  *
  *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
- *   QUEUED      the loop owns the job
+ *   QUEUED      the main thread owns the job
  *   RUNNING     the device owns the job, and writes results and timing
  *   later       the encoder and contexts only read the job */
 #ifndef JOB_H

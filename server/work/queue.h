@@ -56,7 +56,7 @@ int queue_retry_after_s(const struct queue *queue, int devices);
 /* Reports how many jobs wait for a device, and how many bytes their tensors have. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
-/* ---- Jobs that wait; only the loop's thread calls these functions ------------------------------------------------ */
+/* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
  * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while the

@@ -2,8 +2,8 @@
  * problem that a device computes for it. The transaction itself is a struct cache_step (caches.h).
  *
  *   transaction_prepare()  by the thread that prepares the job: checks the caches, completes and checks the problem
- *   transaction_begin()    by the loop, repeated until it begins: puts page tables into staging memory
- *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
+ *   transaction_begin()    by the main thread, repeated until it begins: puts page tables into staging memory
+ *   transaction_end()      by the main thread, after the device: commits or not, even if no request waits any more
  *   transaction_free()     when the job is freed
  *
  * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). An HTTP
