@@ -1,7 +1,7 @@
 /* devices.c: how batches of jobs go to a device and come back.
  *
  *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
- *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
+ *                             slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
  *
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *

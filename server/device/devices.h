@@ -11,11 +11,11 @@
  *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
  *                                  if it then fails, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
- *   a sticky error                 all batches of the device come back with DEVICE_LOST; the server disables the device.
+ *   a sticky error                 all batches of the device come back with DEVICE_LOST; the device is disabled.
  *                                  A job that was cut over several devices is computed again on the others
  *   no request waits any more      the batch is cancelled: the CPU ends it between two tiles, a GPU between two
  *                                  launches, and its jobs come back with CANCELLED
- *   the batch never ends           devices_to_disable() finds the device; the server disables it and answers its requests
+ *   the batch never ends           devices_to_disable() finds the device; it is disabled, and its requests are answered
  *                                  at once. The batches may come back later or never, and keep their memory, because
  *                                  the device may still write to it
  *

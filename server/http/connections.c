@@ -5,8 +5,8 @@
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
  * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
- * If the HTTP thread changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and
- * stops.
+ * If the HTTP thread changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT
+ * and stops.
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
