@@ -34,7 +34,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time in milliseconds that the process has to end once a drain is over. */
+/* Time in milliseconds that the process has to end once the drain (finishing accepted requests) is over. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)

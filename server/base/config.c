@@ -42,7 +42,7 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* largest default value of --staging-bytes; more staging memory would make nothing faster */
+/* largest default value of --staging-bytes (memory for tensors of requests); with more, nothing would be faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */

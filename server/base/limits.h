@@ -133,8 +133,8 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Texts of requests and answers up to this size in bytes are not counted. A longer text counts as staging
-     * memory. */
+    /* Texts of requests and answers up to this size in bytes are not counted. A longer text is counted as if it were in
+     * staging memory (memory for tensors). */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
     /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, after which its thread would
@@ -237,7 +237,8 @@ enum {
     CONTEXTS_MAX_COUNT = 1024,
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
     CONTEXTS_TTL_MS = 300000,
-    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory */
+    /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory (memory for tensors) */
+    CONTEXTS_SHARE = 4,
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
     PAGES_GRANULE_BYTES = 4096,
@@ -450,13 +451,15 @@ enum {
     /* pause before and after a shared file's time stamp is read for the first time; the system's time stamps are exact
      * to a fifth of this pause */
     REGIONS_QUIET_MS = 50,
-    /* time between a change of a shared memory object and the next attempt to pin the object */
+    /* time between a change of a shared memory object and the next attempt to pin it (to let a driver hold its
+     * pages) */
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of pinned bytes of all shared memory regions together, because the system cannot move pinned pages. */
+/* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
+ * cannot move pinned pages. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Largest amount of staging memory (memory for tensors) that is kept for the next request while no request uses it. */

@@ -133,15 +133,15 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    /* [rows]: the id of the cache of each row, in an array that belongs to the maker of the step */
+    /* [rows]: the ids of the caches; the array belongs to the code that makes the step (transaction) */
     char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each cache gains; 0: none */
     /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
      * `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other; whoever makes the step sets both pointers
-     * before it begins; v is NULL if the values are a part of the keys */
+    /* the new keys and values of all caches, one cache after the other; the code that makes the step (transaction) sets
+     * both pointers before it begins; v is NULL if the values are a part of the keys */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys in `k`, and of its new values in `v` */
 

@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row (its id is step->ids[row]), or NULL with an error. If the pointer that an earlier search
- * found is still valid, it is used again, because there may be many rows. */
+/* Returns the cache of a row of the transaction (the cache's id is step->ids[row]), or NULL with an error. If the
+ * pointer that an earlier search found is still valid, it is used again, because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -301,7 +301,7 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the new pages of all rows (the caches of the step) from the pool. */
+/* Takes the new pages of all caches of the transaction from the pool. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
@@ -399,7 +399,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Frees the pages that a row (one cache of a step) had taken from the pool. */
+/* Frees the pages that one cache of a transaction had taken from the pool. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)

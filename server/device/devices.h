@@ -92,7 +92,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
 /* Ends the devices' threads after the work that runs, and waits for them for at most `wait_ms`. False: a thread still
  * runs. There may still be batches in the mailbox afterwards. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
-/* Call this after devices_stop() has returned true, with the mailbox empty. */
+/* Frees the devices. Call this after devices_stop() has returned true and the mailbox is empty. */
 void devices_close(struct devices *devices); /* does nothing if `devices` is NULL */
 
 /* Adds a pool of memory for KV caches (--kv-bytes) on each device. The memory is allocated with the first cache. Call

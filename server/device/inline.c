@@ -171,7 +171,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run on this inline slot, although its transaction may have begun, as transaction_has_begun() tells. */
+ * run on this stream for HTTP threads (inline slot), although its transaction may have begun, as
+ * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */

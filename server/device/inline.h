@@ -11,8 +11,9 @@ enum inline_outcome {
     INLINE_NOT,   /* The HTTP thread did nothing with the job. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
     INLINE_DONE,  /* The job has ended: its part has run, or has an error. Its times and metrics are recorded. */
-    /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the main thread, which
-     * calls devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
+    /* The job still runs on the inline slot (a stream for HTTP threads) job->part.handed_over. The caller must post it
+     * to the main thread, which calls devices_submit_late(). If that is impossible, the caller must call
+     * inline_settle(). */
     INLINE_LATE,
     /* The device job->part.device was lost. The caller must queue the job: the job then fails on that device with the
      * same error, which tells the main thread. */
@@ -25,8 +26,8 @@ enum inline_outcome {
  * function refuses jobs that are large, that verify, or that use or make a context (a saved forward). It never waits
  * for another thread, and for a GPU at most INLINE_WAIT_NS (INLINE_STEP_WAIT_NS for a cache transaction). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
-/* Waits for a late job (INLINE_LATE), however long it takes. Afterwards no device uses the job's memory. Does nothing
- * for other jobs. */
+/* Waits for a late job (an HTTP thread left it running: INLINE_LATE), however long it takes. Afterwards no device uses
+ * the job's memory. Does nothing for other jobs. */
 void inline_settle(struct job *job);
 /* True if HTTP threads compute small jobs on the CPU. They should then run on the cores near their clients. */
 bool inline_near(const struct devices *devices);

@@ -61,13 +61,13 @@ struct slot {
     /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again because kernels have
      * skipped rows (with scores beyond float32's range) */
     int64_t first_step;
-    /* The exact outputs (truths, in float64) of the batch's items are computed one item after the other. truths_left:
-     * number of items whose truth is not on the stream yet; truth_item: index of the first of these items; truth_step:
-     * its next step (truth.c). */
+    /* The exact outputs (truths, in float64) of the batch's items (problems) are computed one item after the other.
+     * truths_left: number of items whose truth is not on the stream yet; truth_item: index of the first of these items;
+     * truth_step: its next step (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* true: the first step of computing an item's truth (exact outputs) is on the stream */
-    void *truth_out;  /* device memory into which the exact `out` (in float64) of an item is computed */
+    bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
+    void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
     /* device memory for the differences between the outputs of a cut job's part and its exact outputs */
     attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
@@ -91,10 +91,10 @@ struct slot {
     /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the job
      * has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
+    int problem[CONFIG_MAX_BATCH]; /* [job]: index of the job's first problem in the array `problems` above */
 };
 
-/* A thread of a device. Only this thread fills and empties its slots. */
+/* A thread of a device. Only this thread puts batches into its slots (streams) and takes them out. */
 struct device_thread {
     struct device *device;
     pthread_t thread;
@@ -113,7 +113,8 @@ struct device {
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
     int streams; /* number of slots (places for running batches) that one flow (client) may use */
-    /* number of all slots, also those for guests (batches of flows that have no other batch on the device) */
+    /* number of all slots (places for running batches), including those for guests (batches of flows that have no other
+     * batch on the device) */
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
@@ -149,7 +150,7 @@ struct device {
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* on the CPU: a device handle for this slot alone; on a GPU: the handle that the device's thread uses too */
+    /* on the CPU: a device handle that only this stream uses; on a GPU: the handle that the device's thread uses too */
     attn_device *handle;
     struct slot slot; /* the stream, scratch memory and batch of the inline slot */
 };
@@ -181,11 +182,11 @@ void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the slot's batch. memory_drop_mirrors() frees it. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* Sets the device addresses of those tensors of the job that lie in pinned memory of clients. Call
- * memory_take_mirrors() before. */
+/* Sets the device addresses of those tensors of the job that lie in memory of clients that a driver holds (pinned).
+ * Call memory_take_mirrors() before. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
-/* memory_address() translates a host address in a region with a mirror to the address of its copy on the device.
- * memory_place() does this for all tensors of a problem. */
+/* memory_address() translates a host address to the address of its copy on the device. The host address must be in a
+ * region that has a mirror (device copy). memory_place() does this for all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
 /* memory_copy_in() puts copies on the slot's stream, from host memory to its mirrors on the device. memory_copy_out()
@@ -198,7 +199,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room in the slot's array `moves` (copies that a kernel makes) for `count` of them in all. */
+/* Makes room in the array slot->moves (copies that a kernel makes) for `count` of them in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the workspace (scratch memory of kernels) at least `bytes` large. The contents of a workspace are lost when
  * it grows. */
@@ -297,8 +298,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (see struct guest_others) must still wait if its work is expected to take
- * `seconds`; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait if its
+ * work is expected to take `seconds`; 0 or less: it may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16". */

@@ -90,14 +90,14 @@ attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, 
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
-/* Translates a host address in a mirrored region to the address of its copy on the device. */
+/* Translates a host address in a region with a mirror (device copy) to the address of its copy on the device. */
 void *memory_address(const struct slot *slot, void *address)
 {
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is in no region: its tensor has no elements, or lies on the device (a cache's page, a client's
-     * memory). */
+    /* The address is in no region with a mirror (device copy): its tensor has no elements, or lies on the device (a
+     * cache's page, a client's memory). So it is not translated. */
     return address;
 }
 

@@ -28,11 +28,11 @@ struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
     size_t own; /* offset of the sums over the part's own queries, in float32 */
-    /* offset of the numbers of the part's share that the other parts have computed, in float32; slot_bytes for each of
-     * them */
+    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32;
+     * slot_bytes for each of them */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* offset of the result: the part's share of the output */
+    size_t result; /* offset of the result: the elements of the output that are this part's share */
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
@@ -138,8 +138,9 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns the address, in memory of the device of `own`, of the numbers that part `other` has computed for the share of
- * `own`, which begins with element `first`. If `other` is on another device, its numbers are copied to this address. */
+/* Returns where the numbers that part `other` has computed for the elements of part `own` are, in memory of the device
+ * of `own`. The first of these elements is `first`. If `other` is on another device, its numbers are copied to this
+ * address. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
@@ -152,8 +153,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies on the stream that bring the part's share of an output from all other devices. They begin with the device
- * of the next part, so that no two devices copy from the same device at first. */
+/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. They
+ * begin with the device of the next part, so that no two devices copy from the same device at first. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

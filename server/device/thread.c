@@ -518,7 +518,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* this batch is a late job that was taken over, and its kernels are on the stream already */
+    if (batch->adopted) { /* an HTTP thread has put the kernels of this batch on the stream already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }

@@ -26,7 +26,7 @@ static struct job *job_of(const struct slot *slot)
     return batch_job(slot->batch, 0);
 }
 
-/* Returns the part of a cut job that runs in the slot, or NULL if the slot runs a whole job. */
+/* Returns the part of a cut job that runs in the slot (on its stream), or NULL if a whole job runs there. */
 static struct job_part *cut_part_of(const struct slot *slot)
 {
     struct job_part *const part = slot->batch->parts[0];
@@ -38,7 +38,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes on to the next item, from number `item` on, that needs a truth (exact outputs in float64). */
+/* Goes on to the next item (problem), from number `item` on, that needs a truth (exact outputs in float64). */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -47,7 +47,7 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item, or of its part that runs in the slot, with the device's addresses. */
+/* Returns the problem of an item, or of the item's part that runs in the slot, with the device's addresses. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -57,7 +57,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns the addresses to which the device writes the item's truth (exact outputs in float64). */
+/* Returns the addresses to which the device writes the truth (exact outputs in float64) of an item (problem). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;
@@ -82,7 +82,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* the exact results of a part take no more memory than the exact results of the whole item */
+    /* the exact results of a part of a cut problem take no more memory than those of the whole problem */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

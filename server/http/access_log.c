@@ -39,8 +39,8 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* an answer 400 without a problem document (an error as JSON) is always about invalid framing, never about an
-     * invalid body */
+    /* an answer 400 without a problem document (an error as JSON) is about invalid framing, never about an invalid
+     * body, so INVALID_REQUEST is not considered */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;

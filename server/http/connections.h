@@ -163,9 +163,9 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* time at which a client last sent something, on any connection */
 };
 
-/* Cuts connections that are too slow. With `drain_limits` (may be NULL), also cuts connections that delay the end of
- * draining. A plain (not TLS) client that was sending is answered 408 first. Returns the number of connections that
- * were cut. */
+/* Cuts connections that are too slow. `drain_limits` (may be NULL): the server finishes its requests before it stops,
+ * and connections that delay this are cut too. A plain (not TLS) client that was sending is answered 408 first. Returns
+ * the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,

@@ -18,7 +18,9 @@ struct frontend {
     int listener_count;
     struct loop_watch *lingering_close_watch;
     unsigned sweeps;
-    int retiring; /* while the server drains: number of listeners through which clients may still connect */
+    /* while the server drains (finishes requests before it stops): number of listeners through which clients may still
+     * connect */
+    int retiring;
 };
 
 /* Uses the listeners, which must be open, until frontend_close(). */

@@ -160,7 +160,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job owns the block of staging memory now */
+    request->block = NULL; /* from now on the job owns the block with the request's tensors */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL; /* the job now owns the list of the request's tensors in shared memory */

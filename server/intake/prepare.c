@@ -168,14 +168,14 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns, as bits, the outputs that lie in a client's memory and therefore need no staging memory. */
+/* Returns, as bits, the outputs that lie in a client's registered memory and therefore need no memory of the server. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's outputs to *bytes, each rounded up to the alignment. Outputs in `elsewhere` (in a
- * client's memory) do not count. */
+/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment. Outputs in `elsewhere`
+ * (in a client's memory) do not count. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -193,7 +193,7 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item's outputs the answer will contain as text. */
+/* Returns how many numbers of the item's (problem's) outputs the answer will contain as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -307,7 +307,8 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds the time that a device takes to compute the exact outputs (truth, in float64) of an item to the job's cost. */
+/* Adds to the job's cost the time that a device takes to compute the exact outputs (truth, in float64) of an item
+ * (problem). */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -329,7 +330,8 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds to the job's cost the time that it takes to count an item's pairs of a query and a key (attn_counter). */
+/* Adds to the job's cost the time that it takes to count the pairs of a query and a key of an item (problem), see
+ * attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
     const double step_s = 1e-9;
@@ -338,7 +340,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that counting the item's pairs of a query and a key is not too much work. */
+/* Checks that it is not too much work to count the pairs of a query and a key of this item (problem). */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;

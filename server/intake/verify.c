@@ -1,5 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows, and limits the work of attn_verifier and
- * attn_check_lse() (kernels/judge/verify.c, kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the CPU's work for this
+ * and for checking an lse (attn_verifier of kernels/judge/verify.c, attn_check_lse() of kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -8,7 +8,8 @@
 
 #include "server/regions/regions.h"
 
-enum { VERIFY_ALIGNMENT = 64 }; /* alignment in bytes of each result of a check's truth */
+/* alignment in bytes of each exact result (in float64) that a device computes for a check */
+enum { VERIFY_ALIGNMENT = 64 };
 
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
 {

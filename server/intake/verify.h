@@ -19,7 +19,8 @@
  * cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* Checks that the CPU may verify an item of the job. verify_prepare() explains the limits, the errors and `left`. */
+/* Checks that the CPU may verify an item (problem) of the job. verify_prepare() explains the limits, the errors and
+ * `left`. */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how

@@ -58,8 +58,9 @@ struct regions;
 /* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
  * prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets devices copy large tensors from and to regions themselves. Regions are pinned for `device`, which stays open
- * until regions_free(), up to most_bytes for all regions together. Call this before the first registration. */
+/* Lets the GPUs copy large tensors from and to regions themselves. The driver of `device` then holds the pages of
+ * regions (pins them), up to most_bytes for all regions together. The device must stay open until regions_free(). Call
+ * this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     /* does nothing for NULL; no region may be in use; call it before the devices are closed */
@@ -83,14 +84,14 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region, as regions_visit() passes them to visit(). */
+/* The properties of a region (registered memory), as regions_visit() passes them to visit(). */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
-/* Calls visit() for each of the account's regions of a kind or, if `name` is not NULL, for the region with this name.
- * Returns the number of calls. visit() must not call functions of this header. */
+/* Calls visit() for each region (registered memory) of the account of this kind or, if `name` is not NULL, for the one
+ * with this name. Returns the number of calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -102,18 +103,20 @@ struct region;
 
 /* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    struct region *region; /* the region, to which the use holds a reference */
+    /* the region (registered memory) in which the tensor lies; this struct holds a reference to it */
+    struct region *region;
     attn_tensor_id id;
     bool output;
     int index;      /* index of the tensor among the inputs or outputs of the body, for the pointer in an error */
-    int64_t offset; /* offset of the tensor in the region's object, in bytes */
+    int64_t offset; /* offset of the tensor in the shared memory object, in bytes */
     /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
     int64_t bytes;
     int64_t done; /* number of bytes copied so far */
-    char *memory; /* address in staging memory to which an input is copied, or from which an output is copied */
+    char *memory; /* address in the server's memory to which an input is copied, or from which an output is copied */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
-    char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
+    /* address of the pages, held by a driver (pinned), from or to which a device copies; NULL: the CPU copies */
+    char *pinned;
     struct pin *pin; /* the pin that holds the pages at address `pinned`; this use has a reference to it */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
@@ -126,7 +129,7 @@ struct region_uses {
      * its buffer */
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
-    bool writes; /* true: the CPU copies some outputs to regions */
+    bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
     int home;    /* number of the GPU in whose memory tensors are used in place; -1: there are none */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;
@@ -161,9 +164,9 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
  * or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to
- * continue. INVALID: the object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other
- * error. */
+/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
+ * regions. They return when all is done (*done) or the time until_ns has come; call them again to continue. INVALID:
+ * the shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

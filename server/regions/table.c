@@ -62,7 +62,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* Removes entry `i` from the table of regions. Call this with the lock held. */
+/* Removes entry `i` from the table of regions. Call this with the lock of the table held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -195,7 +195,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* Checks the limits for registering one more region. Call this with the lock held. */
+/* Checks that one more region (registered memory) is within the limits. Call this with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -244,7 +244,8 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region without adding it to the table. NULL: out of memory, or the name is too long; *error says which. */
+/* Makes a region (registered memory) without adding it to the table. NULL: out of memory, or the name is too long;
+ * *error says which. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {

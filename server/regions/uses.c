@@ -129,8 +129,8 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* The sum cannot overflow: each tensor is at most as long as its region, and PROTO_HEADER_BYTES bounds the
-         * number of tensors. */
+        /* The sum cannot overflow: each tensor is at most as long as its region (registered memory), and
+         * PROTO_HEADER_BYTES bounds the number of tensors. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;

@@ -265,7 +265,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: this judge needs more memory than a judge may have, so judge_open() will refuse it */
+        /* INT64_MAX means that this judge would need more memory than a judge may have. judge_open() will refuse it, so
+         * it does not count. */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;

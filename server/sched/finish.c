@@ -1,5 +1,6 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results,
- * verifies rows, counts pairs of a query and a key, writes shared memory and measures text. See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it compares a client's
+ * results with exact ones (the judge of a check), verifies rows, counts pairs of a query and a key, writes shared
+ * memory and measures text. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -60,7 +61,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the judge's report on the item, and goes on to the next item. */
+/* Stores the judge's report on the present item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;

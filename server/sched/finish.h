@@ -51,11 +51,12 @@ struct finishing {
 /* True if the job needs any of the work described at the top of this file, such as verification. */
 bool finish_is_wanted(const struct job *job);
 
-/* Returns the truth (results in float64) of an item of a check, or NULL if no device has computed it. */
+/* Returns the truth (exact results in float64) of an item (problem) of a check, or NULL if no device has computed
+ * it. */
 const attn_truth *finish_truth(const struct job *job, int item);
 
-/* Makes the finishing work of a job (verification and the like). The main thread calls done(context, finishing) once:
- * when all is done, or after the piece in which the work was cancelled. NULL: out of memory. */
+/* Makes the work that a job needs after its run (verification and the like). The main thread calls done(context,
+ * finishing) once: when all is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -31,11 +31,13 @@ struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread owns the request from now on */
     void (*resume)(struct request *request);
-    /* returns the number of open connections; during a drain, listeners that may still accept connections count too */
+    /* returns the number of open connections; while the server drains (finishes requests before it stops), listeners
+     * that may still accept connections count too */
     int (*connections)(void *context);
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
     void (*reload)(void *context); /* does what the signal SIGHUP requests: reads the token file again */
-    /* Stops accepting connections, except on --metrics-listen, so that a drain can be watched and probed. */
+    /* Stops accepting connections, because the server drains (finishes its requests, then stops). --metrics-listen
+     * still accepts them, so that the drain can be watched and probed. */
     void (*drain)(void *context);
     void (*close_metrics)(void *context); /* stops accepting connections also on --metrics-listen */
 };

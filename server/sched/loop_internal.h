@@ -101,8 +101,9 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device, unless it is a check whose truth no device computes: the
- * judge of such a check starts at once, on the CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device. There is one exception: a check for which no device
+ * computes the exact results. The judge that compares results starts at once for it, on the CPU. False: out of memory;
+ * the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

@@ -35,8 +35,8 @@ struct pieces {
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece when it is the turn of its flow. The caller sets the members flow, work, run and after before this
- * call. */
+/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets the members flow,
+ * work, run and after before this call. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

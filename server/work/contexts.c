@@ -74,8 +74,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry of a context. Returns the reference to a job that the entry held, or NULL if it held none. The
- * caller of this function releases the reference after it has released the lock. */
+/* Empties the entry of a context (saved forward). Returns the reference to a job that the entry held, or NULL if it
+ * held none. The caller of this function releases the reference after it has released the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;

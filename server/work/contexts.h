@@ -31,7 +31,7 @@ enum context_state {
 
 struct contexts;
 
-/* makes an empty table of contexts; aborts when out of memory */
+/* makes an empty table of contexts (saved forwards); aborts when out of memory */
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 
@@ -46,13 +46,14 @@ void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled context for a backward: *job becomes a new reference to the forward's job. Until contexts_finish() the
- * entry stays in the table and cannot be taken again. Errors: NOT_FOUND (unknown, another account's, expired, used, or
- * not ready; the text is always the same), IN_USE (the same account has taken the context and not finished). */
+/* Takes a context for a backward: *job becomes a new reference to the job of the saved forward, *item the forward's
+ * index in that job. Until contexts_finish() the entry stays in the table and cannot be taken again. Errors: NOT_FOUND
+ * (unknown, another account's, expired, used, or not ready; the text is always the same), IN_USE (the same account has
+ * taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise the
- * context can be taken again. */
+/* Ends the use of a context (saved forward) by a backward. `used`: the backward ran, and the context is removed.
+ * Otherwise the context can be taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
@@ -60,8 +61,9 @@ void contexts_expire(struct contexts *contexts, int64_t now_ms);
  * because nobody could use them. A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
-int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of staging memory that contexts keep leased */
-/* writes the number of contexts in each state */
+/* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */
+int64_t contexts_bytes(struct contexts *contexts);
+/* writes how many contexts (saved forwards) are in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
 /* Calls contexts_fill() for the contexts (saved forwards) that the job makes, for all items (problems) that succeeded.

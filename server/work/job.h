@@ -45,9 +45,9 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the exact results (float64) of an item (attn_truth_some()). With `verify` the
- * device compares out with the exact out, which stays on the device. In a check the exact results go to the judge on
- * the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (problem), see attn_truth_some(). With `verify`
+ * the device compares `out` with the exact `out`, which stays on the device. In a check the exact results go to the
+ * judge on the CPU, which compares the client's results with them. */
 struct job_truth {
     bool wanted;
     uint64_t results; /* for a check: the tensors whose exact values are computed, as bits of attn_tensor_id */
@@ -120,8 +120,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
-     * `spare`: a second block, for outputs that did not fit. */
+    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
+     * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
      * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
@@ -136,7 +136,7 @@ struct job {
     /* bytes of the tensors of the items (problems) that a device computes, and of the keys and values that these items
      * read in cache pages (attn_cost) */
     double bytes;
-    /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
+    /* seconds that a device is expected to take for all items (problems) that it computes (attn_cost_of()) */
     double seconds;
     /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
@@ -153,8 +153,8 @@ struct job {
     /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
     struct flow *flow;
     int64_t priority; /* order in which the waiting jobs of one account leave for a device: 1 before 2 */
-    /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
-     * no item uses one. */
+    /* For each item (problem) a reference to the job of the saved forward (context) that the item uses, or NULL. The
+     * array is NULL if no item uses one. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */

@@ -299,8 +299,8 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows. The jobs'
- * priorities count only if both jobs are of one account. */
+/* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients). The
+ * jobs' priorities count only if both jobs are of one account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;

@@ -17,8 +17,8 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of slots that are taken; each request takes one */
-        int limit;         /* upper bound of `count`: the number of slots */
+        _Atomic int count; /* number of slots of this kind that requests have taken */
+        int limit;         /* upper bound of `count`: the number of slots of this kind */
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members of the queue from here down to `bytes`. */
@@ -31,7 +31,7 @@ struct queue {
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
     struct flow nobody; /* the flow (share of device time) of all jobs that have no flow of their own */
-    int64_t virtual_ns; /* virtual time (see queue.c) of the flow that was served last */
+    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
     _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and of the sum of the jobs' bytes, for other threads */
@@ -41,8 +41,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 
 /* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
-/* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the account's share
- * is used up). */
+/* Takes a slot of the queue for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the
+ * account's share is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could take a slot of the queue now. The server calls this after the headers of a request, so
@@ -59,8 +59,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
- * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while the
- * job waits in the queue. */
+ * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds a reference to its
+ * flow (client) while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 

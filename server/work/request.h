@@ -124,8 +124,9 @@ struct request {
     const proto_model *model;      /* the KServe model in the path; NULL: none */
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
-    struct staging_block *block; /* block of staging memory into which the parser writes tensors */
-    size_t counted_bytes;        /* how many bytes of `text`, or of the answer, are charged as staging memory */
+    struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
+    /* how many bytes of `text`, or of the answer, are charged as if they were in staging memory (memory for tensors) */
+    size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
     char *text; /* the body, from malloc(), for a route that keeps the body as text */
@@ -184,8 +185,8 @@ attn_status request_enter(struct request *request, enum caller_place place, attn
  * such: growth is charged to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared
- * memory. */
+/* Releases what the request needed only while it was received: its parser, its slot in the queue, its memory for
+ * tensors, and its references to shared memory. */
 void request_drop_body(struct request *request);
 
 /* Makes an id of 16 hexadecimal digits. Two equal ids are unlikely, in this process and across processes. */
