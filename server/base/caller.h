@@ -56,7 +56,7 @@ struct caller {
 /* Makes an account with one reference and without a flow (share of device time). Returns NULL when out of memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
-void caller_release(struct caller *caller); /* does nothing if `caller` is NULL */
+void caller_release(struct caller *caller); /* drops a reference to the account; does nothing if `caller` is NULL */
 
 /* Initialiser for the account of clients without a token: no references are counted, and it may use 100 percent of each
  * bound. */

@@ -132,7 +132,7 @@ static bool address_ok(const char *text)
     if (host[0] == '[') {
         if (length < 3 || host[length - 1] != ']') return false;
         host[length - 1] = '\0';
-        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0] */
+        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0], which inet_pton() does not accept */
         host[1 + strcspn(host + 1, "%")] = '\0';
         return inet_pton(AF_INET6, host + 1, binary) == 1;
     }
@@ -160,7 +160,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* true if square brackets make the value an address, such as [::1]:8080 for ::1:8080 */
+    /* an IPv6 address without square brackets is valid with them: the hint for ::1:8080 is [::1]:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -179,7 +179,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* reads device numbers separated by commas; a number that comes twice is refused */
+    for (;;) { /* reads device numbers that are separated by commas; a number that comes twice is refused */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;

@@ -17,8 +17,8 @@ enum {
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
     CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
-    /* Open files that are not connections, without those of the GPU driver and the threads. This number replaces
-     * CONFIG_SPARE_FILES where the limit on open files is very low. */
+    /* Open files that are not connections, if those of the GPU driver and the threads are left out. This number
+     * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
     /* upper bound of --max-batch (requests in a batch); the main thread has an array of this size */
@@ -316,7 +316,7 @@ enum {
 enum {
     /* largest number of batches on a device at a time, even if the device offers more streams */
     DEVICE_MAX_STREAMS = 16,
-    /* number of streams for batches of flows (tenants) that have no other batch on the device (devices.c) */
+    /* number of streams for batches of clients that have no other batch on the device (guests, see devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
@@ -476,8 +476,8 @@ enum {
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
      * stream of lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; if there are more events than this, some events share a
-     * counter */
+    /* number of counters that limit repeated log lines; if there are more kinds of events than this, some of them share
+     * a counter */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,

@@ -448,7 +448,8 @@ void log_open(const char *format, const char *level)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* the writer thread counted as stuck, but it has now returned from write() */
+    /* the old writer thread counted as stuck, but it has returned from write() since then */
+    if (the.done) the.stuck = false;
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
@@ -550,7 +551,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
         if (taken + length > LOG_CLEAN_INPUT_BYTES ||
-            t.used + bytes + 4 > capacity) { /* room for "..." and the NUL is always kept */
+            t.used + bytes + 4 > capacity) { /* only as much is copied as leaves room for "..." and the NUL */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

@@ -388,7 +388,7 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    /* a block that must grow is full, so all bytes that were announced for it have arrived */
+    /* a block grows only when it is full, so all bytes that were announced for it have arrived */
     staging_arrived(staging, block);
 
     if (staging->source.grow == NULL) {
@@ -431,7 +431,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* a released block no longer waits for the bytes that were announced for it */
+    staging_arrived(staging, block); /* a block that is released must not count as one that waits for announced bytes */
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);

@@ -62,7 +62,7 @@ struct cache_info {
 
 /* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. NULL: out of memory. */
 struct caches *caches_new(int max_count);
-void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
+void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
 /* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
  * when the first cache is made on the device. It sets *memory to a 64-byte aligned address. The device owns the
@@ -162,7 +162,8 @@ struct cache_step {
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions of this row's cache that lie in pages which the cache of the row before also has */
     int32_t *prefix_keys;
-    /* true: two neighbouring rows (caches) have so many pages in common that prefix_keys saves the device time */
+    /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
+     * prefix_keys */
     bool shares;
     /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
@@ -174,7 +175,7 @@ struct cache_step {
     /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; while it
      * is unchanged, they are valid */
     uint64_t burials;
-    float *scales; /* memory for scales that belongs to the transaction */
+    float *scales; /* memory for the quantisation scales of the caches until the transaction begins */
 };
 
 /* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same

@@ -108,7 +108,7 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
-/* Call the functions below with the lock held. */
+/* Call the functions below with the lock of the table of caches held. */
 
 /* Returns the cache with this id if the account may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);

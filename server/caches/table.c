@@ -120,7 +120,8 @@ int64_t caches_held_bytes(struct caches *caches)
  * memory that the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* copied before the lock is released, because pool->device becomes NULL if the device is lost */
+    /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
+     * lost */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;

@@ -463,7 +463,9 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* this assertion fails if a batch is collected twice */
+                           /* batch->previous is NULL, so the batch must be the first one on the device; otherwise it
+                            * was collected twice */
+                           : device->batches == batch);
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;

@@ -93,7 +93,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
  * runs. There may still be batches in the mailbox afterwards. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Frees the devices. Call this after devices_stop() has returned true and the mailbox is empty. */
-void devices_close(struct devices *devices); /* does nothing if `devices` is NULL */
+void devices_close(struct devices *devices); /* closes the devices; does nothing if `devices` is NULL */
 
 /* Adds a pool of memory for KV caches (--kv-bytes) on each device. The memory is allocated with the first cache. Call
  * this before the first request. INVALID: a device has less memory than the pool needs. */
@@ -104,7 +104,7 @@ int devices_count(const struct devices *devices);
 /* Returns what the first device can compute, from which any thread may plan problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns the description of the device with the most memory. The description was made when the device was opened. */
+/* Returns what was found out about the device with the most memory when it was opened. */
 devices_largest(const struct devices *devices);
 /* Sets `source` to a source of host memory that the first device has pinned, because devices copy from pinned memory
  * fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool,
@@ -188,7 +188,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
-/* Removes from its device's list of batches a batch that has come back. Call this for each batch that arrives in the
+/* Removes a batch that has come back from the list of its device. Call this for each batch that arrives in the
  * mailbox. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);

@@ -81,13 +81,13 @@ struct slot {
     int *regions;
     int mirror_count, mirror_room, region_count;
 
-    /* The arrays below are indexed by the batch's jobs. */
+    /* The arrays below have one element for each job of the batch. */
     /* Small problems of a batch are merged into one: number of the job (the leader) whose merged problem this job
      * joins, or the job's own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    /* for the leader of a merged problem: number of jobs in this problem, the leader included */
+    /* [job]: if the job is the leader of a merged problem, the number of jobs in this problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* the job's position among the members of its merged problem */
+    int16_t place[CONFIG_MAX_BATCH]; /* [job]: the job's position among the members of its merged problem */
     /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the job
      * has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
@@ -128,7 +128,7 @@ struct device {
      * none */
     struct batch *held;
     bool held_may_run; /* true: another batch has ended since `held` was set, so the held batch may be tried again */
-    unsigned over;     /* number of batches that have ended */
+    unsigned over;     /* number of batches that have ended since the start */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
@@ -234,8 +234,8 @@ bool parts_use(const attn_problem *p, int id);
  * there. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of the part's results to the
- * host. `there` is the part's problem on the device. */
+/* Puts on the slot's stream the copies of the part's inputs to the device or, with `out`, the copies of its results to
+ * the host. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 

@@ -38,7 +38,8 @@ struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;
 };
-/* True if the line must be written now, for *count events. The result depends on the arguments only, for tests. */
+/* Counts an event. True if a log line about it must be written now; *count is then the number of events since the last
+ * line. The result depends on the arguments only, for tests. */
 bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t *count);
 
 #endif

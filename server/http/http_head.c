@@ -54,7 +54,8 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Appends the value of one more line to header i, whose values form a list. */
+/* Header i may come in several lines, whose values form a list. Appends the value of one more line to that of the lines
+ * before. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)

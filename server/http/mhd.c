@@ -195,7 +195,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* the path, now without percent-escapes, may belong to another route */
+                     /* percent-escapes in the path are resolved now, so the path may belong to another route, whose
+                      * refusals have another content type */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;

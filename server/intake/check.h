@@ -20,8 +20,8 @@ struct check_result {
     int64_t took_ns;
 };
 
-/* Finds and holds the shared memory that the body refers to. The HTTP thread calls this before the other functions of
- * this header. False: the request has failed. */
+/* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
+ * before the other functions of this header. False: the request has failed. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

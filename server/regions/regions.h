@@ -63,7 +63,7 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count);
  * this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* does nothing for NULL; no region may be in use; call it before the devices are closed */
+    /* frees the table; does nothing for NULL; no region may be in use; call it before the devices are closed */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */

@@ -181,7 +181,7 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    /* one allocation of a GPU that is opened twice has the same address both times */
+    /* if one allocation of a GPU is opened twice, it has the same address both times */
     return a->device == b->device && a->memory == b->memory;
 }
 

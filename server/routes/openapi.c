@@ -66,7 +66,7 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* the error when there are too many connections */ |
+                                      ROUTE_ERROR(UNAVAILABLE) /* UNAVAILABLE: there are too many connections */ |
                                       ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |

@@ -198,7 +198,8 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* the message is the first member of struct request and of struct batch, so it has the address of the struct */
+        /* the message is the first member of struct request, and of struct batch below, so a pointer to it is cast to
+         * the struct */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");

@@ -44,8 +44,8 @@ struct loop {
     bool transactions_changed;
     /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* true: the last scan of waiting transactions ended before the end of the queue */
-    uint64_t scan; /* number of the last scan of all waiting transactions */
+    bool scan_cut; /* true: the last examination of waiting transactions ended before the end of the queue */
+    uint64_t scan; /* number of the last examination of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;

@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests, which its state tells (invariant 1). */
+/* True if the request is in the list of suspended requests. Its state tells this (invariant 1). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||

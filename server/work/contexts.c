@@ -144,7 +144,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        /* the loop ends, because count < max_count: at least one entry is free */
+        /* this loop ends at a free entry: there is at least one, because count < max_count */
         while (entry->state != CONTEXT_FREE) entry++;
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };

@@ -53,7 +53,7 @@ struct job_truth {
     uint64_t results; /* for a check: the tensors whose exact values are computed, as bits of attn_tensor_id */
     /* for a check: the addresses, in the memory of the job's outputs, to which the device writes the exact results */
     attn_truth to;
-    size_t bytes; /* size of the truth (results in float64) in bytes */
+    size_t bytes; /* size of the exact results (float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -193,13 +193,13 @@ struct job {
     /* true: on a GPU the job spends its time on reading memory and not on arithmetic, so a batch may have many such
      * jobs */
     bool memory_bound;
-    /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
+    /* number of contexts (saved forwards) that have a reference to this job; contexts.c changes it under its lock */
     int context_count;
 
     /* Only the main thread uses the members from here down to given_up. */
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
     struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
-    int parts_out;               /* number of parts that are in batches and not yet back */
+    int parts_out;               /* number of parts that were sent to devices and are not back yet */
     /* links in the list of all waiting jobs, and in the list of the jobs of its flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
@@ -219,7 +219,7 @@ struct job {
     struct job_part *more_parts; /* an array with the job's other parts; NULL: there are none */
 };
 
-/* Returns the problem of an item, or NULL if the item has failed or computes nothing. */
+/* Returns the problem of an item of the body, or NULL if the item has failed or computes nothing. */
 static inline attn_problem *job_problem(const struct job *job, int item)
 {
     proto_item *const it = &job->call->items[item];

@@ -105,7 +105,7 @@ struct answer {
 struct request {
     struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() includes the request */
+    bool counted; /* true: request_count() counts this request, because it is one for tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
     /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
@@ -131,7 +131,7 @@ struct request {
     struct region_uses *shared;
     char *text; /* the body, from malloc(), for a route that keeps the body as text */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has got */
+    uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* value of the header X-Request-Timeout-Ms; -1: not given */
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;

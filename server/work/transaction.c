@@ -156,8 +156,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
      * numbers, so all rows of the table are one row of zeros (stride 0). */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* the caches of a request have different lengths, so the last column of the mask
-                                      * belongs to the last key of each row */
+                                     /* The caches of a request have different lengths, so the mask is aligned to their
+                                      * ends: its last column belongs to the last key of each cache. */
                                      0;
     /* `observe` counts keys up to the end of the longest cache, in key_mass and in the region that it observes by
      * default */

@@ -24,7 +24,7 @@ bool transaction_has_begun(const struct job *job);
 /* True once the new keys and values are in the caches. From then on no error may be answered, because an error would
  * say that nothing changed. */
 bool transaction_is_committed(const struct job *job);
-void transaction_free(struct job *job); /* does nothing for a job without a transaction */
+void transaction_free(struct job *job); /* frees the job's transaction; does nothing for a job without one */
 
 /* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Pages that forks share
  * count once for each fork. */
