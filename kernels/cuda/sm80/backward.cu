@@ -549,8 +549,8 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Functions that launch prepare() and finish(), the kernels before and after the main kernel, by head size and dtype.
- * */
+/* Functions that launch the kernels before and after the main kernel, prepare() and finish(), by head size and
+ * dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);

@@ -88,8 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head in a pass; in packed problems, that of all sequences together. Each tile
- * has one block for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head in a pass; in packed problems, the tiles of all sequences are counted
+ * together. Each tile has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -144,8 +144,8 @@ struct block_work {
     int row, rows, columns;
     int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
     int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
-    /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block computes
-     * */
+    /* members: number of query heads that the block visits; part: number of the group of WIDTH columns of the result
+     * that the block computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
@@ -283,7 +283,8 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Returns the factor of dropout for a pair: element e of block n of the lane's fragment. */
+/* Returns the factor of dropout for a pair: 0 if dropout drops it. The pair is element e of block n of the lane's
+ * fragment. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
@@ -405,9 +406,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
-/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
- * of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1 if its score equals lse
- * but for rounding. */
+/* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
+ * cpu/reference.c. An lse of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1
+ * if its score equals lse but for rounding. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -477,8 +478,8 @@ struct layout {
     bool overflows;
 };
 
-/* Reserves memory for `count` elements in the workspace. Addresses are relative to `base`, which is NULL where only
- * sizes are wanted. */
+/* Reserves `count` elements in the workspace and sets `to` to their address, counted from `base`. base is NULL where
+ * only the size of the workspace is wanted. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
