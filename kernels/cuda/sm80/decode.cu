@@ -95,7 +95,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Returns whether problems of few rows with this head size have their own variant, decode_few(). */
+/* Returns whether decode_few(), the variant for few rows, exists for this head size. */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -161,8 +161,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time.
- * PLACES: blocks that run on a multiprocessor at a time. */
+/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time, so
+ * that no multiprocessor is idle. PLACES: blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

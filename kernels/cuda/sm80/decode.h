@@ -23,12 +23,13 @@ struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Like decode_by_engine(), for the splits of decode_wide.cu. It also returns false for float8 keys. */
+/* Computes the splits of decode_wide.cu with TMA, under the same conditions as decode_by_engine(), and only for 16-bit
+ * keys. */
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Returns whether the variant for float8 keys computes this problem. That variant handles scales of any size: see
- * load_permuted_queries(). */
+/* Returns whether the variant that keeps keys as float8 computes this problem. That variant computes right results for
+ * scales of any size: see load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);

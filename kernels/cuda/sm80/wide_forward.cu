@@ -103,8 +103,7 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* Divides the sums O by l. Returns false where some row of this thread has a result that tensor cores cannot compute
- * correctly. */
+/* Divides the sums O by l. Returns false if tensor cores cannot compute the result of some row of this thread. */
 template <class X, int DT>
 DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
 {
@@ -177,7 +176,7 @@ again:
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* number (0 or 1) of the buffer of shared memory (stage) that is read next */
+    int at = 0; /* number (0 or 1) of the buffer of shared memory that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
