@@ -1,7 +1,7 @@
 /* decode_copies.cuh: the copy engine loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys
  * in one piece are left to copies by threads (copies_by_threads), which are as fast for them, and 1 to 2 % faster where
  * memory bandwidth is the bound. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a
- * result do not depend on who copies.
+ * result do not depend on whether threads or the copy engine copy.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
  * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
@@ -45,7 +45,7 @@ namespace {
 
 /* number of rows after which the swizzle repeats; a box (one load of the copy engine) has at least this many rows */
 enum { LEAST_BOX = 8 };
-enum { MOST_SLOTS = 12 }; /* the most slots (tiles) in the ring of any shape */
+enum { MOST_SLOTS = 12 }; /* the largest number of slots (buffers for a tile) in the ring of any shape */
 
 /* Where a box (one load of the copy engine) starts: the number of its page, and the row within the page. */
 struct box_place {
@@ -86,7 +86,7 @@ template <typename T, class X> struct copies_by_engine {
     const cuda_args &a;
     const int b, hk, Sk;
     const split_place keys;
-    int filled; /* number of steps (a tile of K or of V each) whose loads were issued */
+    int filled; /* number of steps whose loads were issued; a step is a tile of K or of V */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
@@ -104,7 +104,7 @@ template <typename T, class X> struct copies_by_engine {
      * no entry of the page table behind that of the last key. */
     DEVICE void find_boxes() const
     {
-        /* one past the last key to load: the end of the split's last whole tile, or of the sequence if that comes
+        /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends
          * first */
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
@@ -139,7 +139,7 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
+        /* request the first tiles: as many as there are slots; a split without keys has no step */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
         if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
@@ -218,7 +218,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* Computes what decode_splits() of sm80/decode_launch.cuh computes, with tiles that the copy engine loads. */
+/* The kernel decode_splits() of sm80/decode_launch.cuh, with tiles that the copy engine loads. */
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -261,7 +261,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a box (one load of the copy engine) must lie within one page and within one tile */
+    /* a box (one load of the copy engine) must lie within one page and one tile, so its number of rows divides both */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;

@@ -26,7 +26,7 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums are loaded at a time */
+    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds them */
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
@@ -93,7 +93,7 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* How the work of a problem is laid out: see split_plan. */
+/* How the work of a problem is divided, and where in the workspace sums lie: see split_plan. */
 struct split_layout {
     int64_t per_head, heads, tiles; /* tiles: number of work tiles */
     int most;
@@ -106,8 +106,8 @@ struct split_layout {
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows. That changes only the time. tiles: number of tiles of
- * rows. count: the largest number of splits. */
+/* Returns whether a work tile computes all splits of its rows. Its result changes only the time, not the bits. tiles:
+ * number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
     /* The numbers of splits of packed sequences are in device memory. Most of the work tiles would be empty if each
@@ -126,7 +126,7 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* The problem must have splits. */
+/* Lays out the work of a problem. The rule must divide the keys of at least one sequence into splits. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
@@ -151,7 +151,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     kv_maps maps;
     const CUtensorMap none = {};
     const attn_view &q = g.view[ATTN_T_q];
-    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* rows are heads, and heads are queries */
+    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* in this map heads are rows and queries are
+                                                                     * heads: one load then brings several heads */
     queries.head = q.row, queries.row = q.head;
     if (!tma_map(&maps.Q, queries, 1 << r.shift, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 64 >> r.shift) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||

@@ -40,8 +40,8 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than there are warps
-     * in the grid that transpose */
+    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
+     * warps that transpose, so some units must wait */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -54,8 +54,8 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys ==
- * 0: no unit is left. */
+/* A unit of V^T: where the unit begins in V and in V^T, the index of its mark, and how many keys and channels it has.
+ * If keys is 0, no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
@@ -116,7 +116,7 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units. MEMORY is transpose_memory, or a type with the same members. */
+/* Transposes units. MEMORY is transpose_memory, or a type with members of the same names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
@@ -170,7 +170,8 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* without this call the compiler would keep eight sums in registers */
+                    opaque(v), opaque(w); /* hides v and w from the compiler, which would otherwise keep eight sums
+                                           * in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -237,7 +238,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* the next unit's V arrives while the present unit is stored */
+            /* fetch the next unit's V, which arrives while the present unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -259,8 +260,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* all lanes now see V^T whose mark one lane has read (acquire) */
-    fence_proxy_async_global(); /* the copy engine now sees V^T that is ready */
+    __syncwarp();               /* afterwards all lanes see the V^T whose mark only one lane has read (acquire) */
+    fence_proxy_async_global(); /* afterwards the copy engine sees the V^T that is ready */
     return ready;
 }
 

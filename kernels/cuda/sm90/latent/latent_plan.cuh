@@ -22,10 +22,12 @@ struct plan {
     results to;
     /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
     int tiles, units;
-    /* true: a unit is a group of splits, which a block computes one after the other; false: a unit is a single split */
+    /* true: a unit is a group of splits, which one block computes one after the other; false: a unit is a single
+     * split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x: the reference of the exponentials in base 2; y: the sum l */
+    float2 *ml;     /* for each row of O: x: its reference in base 2 (the number subtracted from its scores before
+                     * exp2); y: the sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 

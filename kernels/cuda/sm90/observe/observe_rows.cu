@@ -62,7 +62,8 @@ template <class X> struct rows_memory {
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the block's first tile of keys from number n on; a number that is not below `last`: there is none. */
+    /* Returns the first tile of keys, from number n on, that this block computes. If the result is not below `last`,
+     * there is none. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;
@@ -116,7 +117,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
     }
 }
 
-/* Fills the ring of keys. One thread calls this. */
+/* Fills the ring of keys with this block's tiles. One thread calls this. */
 template <class X>
 DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &maps, const tile_place &place,
                       const own_tiles &tiles)

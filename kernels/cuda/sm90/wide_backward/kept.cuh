@@ -34,7 +34,7 @@ enum { WORKS = STAGES + 2 };
  * to row + rows - 1 of each of them. If a part does not have all row tiles of its head, then it has one head only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* whether the part has the first, and the last, row tile of its heads */
+    bool first, last; /* whether the part contains the first, and the last, row tile of its heads */
 };
 
 struct kept_plan {
@@ -118,8 +118,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns where P of a row tile and a key tile is kept. `head` is counted from the part's first head. first: the first
- * key tile that the row tile sees. */
+/* Returns the address at which P of a row tile and a key tile is kept; dS lies behind it. `head` is counted from the
+ * part's first head. first: the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
@@ -127,8 +127,9 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block ------------------------------------------------------------------------------------- */
 
-/* Shared memory of a block. FIRST and SECOND: numbers of elements of the two operands in a buffer. WORK: a description
- * of work, which the producer writes before it fills the first buffer of this work. */
+/* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
+ * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
+ * buffer for this work. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];

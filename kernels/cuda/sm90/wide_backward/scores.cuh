@@ -18,12 +18,12 @@
 
 namespace {
 
-/* A row tile and a key tile. */
+/* A piece of work: the pairs of a row tile (128 queries) and a key tile (256 keys). */
 struct score_work {
-    int b, h, i0, j0, Sq, Sk; /* Sq 0: there is no more work */
+    int b, h, i0, j0, Sq, Sk; /* Sq == 0 means that there is no more work */
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
-    uint16_t *kept; /* where P is kept; dS follows */
+    uint16_t *kept; /* where P of these pairs is kept; dS is kept behind P */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
@@ -49,7 +49,8 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
+    int next = (int)blockIdx.x; /* number of the next key tile that this block computes, counted from the first key
+                                 * tile of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -127,7 +128,8 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* the left consumer's first work: the right consumer waits until this consumer is ahead */
+    bool ahead; /* true in the left consumer's first work, in which it lets the right consumer begin when it is some
+                 * buffers ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 

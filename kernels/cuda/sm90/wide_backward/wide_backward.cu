@@ -68,7 +68,7 @@ kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
     /* `seen` neighbouring keys lie in at most (seen - 2) / KEYS + 2 tiles */
     x.width = attn_min64(attn_tiles(extent_of(d).rows_k, KEYS), (seen - 2) / KEYS + 2);
     const int64_t row_bytes = x.width * TILE * 2, fit = KEPT_LIMIT / row_bytes, rows = x.query_tiles * g.group;
-    /* parts are about equal */
+    /* chooses the size of a part so that all parts are about equal */
     const auto even = [](int64_t count, int64_t most) { return attn_tiles(count, attn_tiles(count, most)); };
     if (fit == 0) return x;
     const int64_t most = rows <= fit ? attn_min64(fit / rows, x.heads) : 1;
@@ -208,8 +208,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without marks of an earlier launch, no later launch would compute a huge lse, so simple_delta() must compute
-         * it now */
+        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
+         * at once */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
