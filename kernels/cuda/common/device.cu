@@ -64,8 +64,7 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* size in bytes of a stream's counter: a whole cache line, so that no two streams
-                               * write to one line */
+enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that streams do not share a line */
 
 /* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
  * cannot be cancelled, and it delays all other streams of the device. */
@@ -182,8 +181,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use the
- * copy engine (TMA). Tests compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use
+ * TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");

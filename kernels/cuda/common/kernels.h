@@ -28,8 +28,8 @@ struct cuda_chip {
     /* The kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
      * computes them (see decode.h). 0: it skips none. */
     int decode_rows;
-    /* true: threads copy tiles to shared memory even where a kernel could use TMA, the copy engine (see
-     * copies_by_threads() in device.cu) */
+    /* true: threads copy tiles to shared memory even where a kernel could use TMA (see copies_by_threads() in
+     * device.cu) */
     bool copies_by_threads;
     /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
      * then read its inputs before that decode has ended. launch() of device.cu sets it in its copy of the struct. */
@@ -177,8 +177,7 @@ struct cuda_kernel {
     bool shares;
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the largest head size for which the kernels on tensor cores have tiles; larger heads
-                               * have kernels of their own */
+enum { TILE_HEAD_DIM = 256 }; /* the largest head size of these kernels on tensor cores; wider heads have their own */
 
 const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
 

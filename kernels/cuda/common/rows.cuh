@@ -350,8 +350,7 @@ struct saved {
     float *rest;
     /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
     float *far;
-    attn_view out; /* the out that the client gave; if the client gave none, the out that is recomputed in the
-                    * workspace */
+    attn_view out; /* the out that the client gave; if there is none, out as recomputed in the workspace */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */

@@ -22,8 +22,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks that run on a multiprocessor at a
-    * time */
+}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks per multiprocessor at a time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };

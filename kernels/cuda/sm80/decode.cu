@@ -46,8 +46,8 @@
  * its own wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed
  * combine_splits() to start have waited already.
  *
- * On Hopper sm90/decode/decode.cu lets the copy engine (TMA) load keys and values where possible. Results have the same
- * bits. decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
+ * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
+ * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
  * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
  * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant

@@ -3,7 +3,7 @@
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
  *                       8.0 and above
- *   copies_by_engine    a warp requests boxes from the copy engine (sm90/decode/decode.cu)
+ *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
  * Both ways load the same tiles in the same order. They differ in where the channels of a row lie in shared memory
  * (CHUNK); results have the same bits.
@@ -171,8 +171,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* The keys of a split, and their tiles. */
 struct split_place {
     int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: number of the split's first tile of keys; steps: how many tiles of K and of V the
-                       * split has together */
+    int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -648,8 +647,7 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* first: number of the warp's first column of V, counted
-                                                            * in 16-bit words */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* first: the warp's first column of V, in 16-bit words */
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -688,9 +686,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: number of rows of
-                                                                                         * O that a lane has: 1 in
-                                                                                         * blocks of few rows, else 2 */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
@@ -705,8 +701,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see; a tile all of whose keys are among them needs no causal or window
-                      * test */
+    attn_range open; /* keys that all rows see; a tile with only such keys needs no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -820,8 +815,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance, in rows of the workspace, from one sequence's partial results to those of the next; only stacks have
-     * several sequences */
+    /* distance, in rows of the workspace, from one sequence's partial results to those of the next */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;

@@ -15,9 +15,10 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with TMA, the copy engine of Hopper GPUs (sm90/decode/decode.cu). Returns false, and
- * launches nothing, unless all this holds: compute capability 9.0, pages whose number of keys is a multiple of 8,
- * strides that are multiples of 16 bytes, no options, and a driver that makes tensor maps. */
+/* Computes the splits of decode.cu with TMA, the unit of Hopper GPUs that copies boxes of tensors
+ * (sm90/decode/decode.cu). Returns false, and launches nothing, unless all this holds: compute capability 9.0, pages
+ * whose number of keys is a multiple of 8, strides that are multiples of 16 bytes, no options, and a driver that makes
+ * tensor maps. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,

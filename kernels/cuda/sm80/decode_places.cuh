@@ -33,8 +33,7 @@ struct decode_plan {
     /* for packed problems: rows of partial results per key/value head; those of sequence b begin at row cu_k[b] /
      * KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of each partial result, as rows of D numbers; NULL: no sequence has more than one split, so
-                 * there are no partial results */
+    float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
     float2 *ml; /* for each row of the partial results: x: maximum m in base 2; y: sum l */
 };
 
@@ -92,8 +91,7 @@ const int KEYS_A_ROW = 4;
 /* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */
 struct group_place {
     head_args x; /* arguments of scores for the first query head of the group */
-    int rows;    /* number of rows (queries times query heads of the key/value head); 0: another kernel computes this
-                  * sequence */
+    int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* keys first to last - 1 are seen by at least one row; a split has `length` keys; the keys have `splits` splits, at
      * least 1 */
     int first, last, length, splits;

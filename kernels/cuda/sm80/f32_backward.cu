@@ -342,8 +342,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale, dropout's factor of P, multiplies dV at the end and not
-                                                * here */
+                                          : 0; /* drop_scale, dropout's factor of P, multiplies dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -396,8 +395,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, whose memory is loaded in the
-                              * next round */
+            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, whose memory is loaded next */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }

@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* returns the next tile of keys with a higher number than n that has a visible
-                                     * pair */
+    const auto above = [&](int n) { /* returns the next tile of keys after tile n that has a visible pair */
                                     if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
                                     else return n + 1;
     };

@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* arguments of the head for options (softcap, bias, masks); the variant without options leaves them
-                  * unset */
+    head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */

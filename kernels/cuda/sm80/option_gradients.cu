@@ -50,8 +50,7 @@ enum {
 /* What one launch computes. */
 struct work {
     saved s;
-    attn_view to; /* where the launch writes its sums: dbias itself, or the workspace, which then gets the sums of
-                   * each block */
+    attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets those of each block */
     /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
     int64_t part_elements;
     int batches, heads;     /* how many batch rows, and how many heads, an element of dbias is a sum over */

@@ -177,8 +177,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* rows past the sequence's last row have no entry in page_table,
-                                                   * so 0 stands for their page */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's end */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll

@@ -1,6 +1,6 @@
 /* backward.cuh: code that the backward kernels of this folder share: which keys a block owns and which queries see
  * them, how tiles of queries arrive in shared memory, the arithmetic from scores to P and dS, the repair of keys whose
- * gradients are not finite, and the test of which problems the copy engine can load.
+ * gradients are not finite, and the test of which problems TMA can load.
  *
  * The template parameter X is the shape of a kernel instance: BM queries per tile, which are UNITS times 64; BN keys
  * per block; CHUNKS of 64 channels of Q and K, CHUNKS_V of V and dO. The template parameter SHARED is the block's
@@ -153,8 +153,7 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
  * it ends with a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* a row of a chunk has 64 numbers, which are 8 pieces of 16
-                                                          * bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* a row of 64 numbers has 8 pieces of 16 bytes */
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)

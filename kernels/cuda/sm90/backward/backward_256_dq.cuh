@@ -44,10 +44,10 @@ template <int D_, int DV_> struct shape {
 };
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
- * 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has a tile of dS for each tile of
- * keys that it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the
- * end: one counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two
- * sees few keys where the other sees many, so the memory has no gap. */
+ * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
+ * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the end: one
+ * counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two sees few
+ * keys where the other sees many, so the memory has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */

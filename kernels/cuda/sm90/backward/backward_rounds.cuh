@@ -71,8 +71,7 @@ struct plan {
     uint16_t *nonfinite;
     uint32_t *prepared;       /* [key/value head]: how many units of queries prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
-    bool out_in_pieces;       /* true: rows of `out` are aligned to 16 bytes and can be read in pieces of that size
-                               * (dO always can) */
+    bool out_in_pieces;       /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
@@ -357,11 +356,11 @@ template <class X> struct loader {
 };
 
 /* For each consumer, one warp sends the consumer's parts of dQ to the sums in global memory: the warp's first lane
- * makes the copy engine add them. Unless the sums were zeroed, the first block at a sum stores its part, and other
- * blocks wait for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block
- * is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block
- * waits for its turn. The sender waits for the word while the consumer computes the part, and sets it while the
- * consumer computes the next part. */
+ * makes TMA add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait for
+ * the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
+ * PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block waits for its
+ * turn. The sender waits for the word while the consumer computes the part, and sets it while the consumer computes the
+ * next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -399,8 +398,8 @@ template <class X> struct sender {
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* wait until the copy engine has read the previous part of dQ, if there is one, so that the consumer may
-             * overwrite it */
+            /* wait until TMA has read the previous part of dQ, if there is one, so that the consumer may overwrite
+             * it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);

@@ -41,12 +41,12 @@
  * of 64 queries while the other consumer's are not. The first consumer skips such a round and leaves the tensor cores
  * to the other.
  *
- * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
- * sm80/backward_steps.h. The sums need not be zeroed: the first block at a part of the sums stores it, and all later
- * blocks add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom
- * wait for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
- * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
- * from the sums (backward_dq.cuh).
+ * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
+ * The sums need not be zeroed: the first block at a part of the sums stores it, and all later blocks add to it (see
+ * sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait for a first
+ * store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of backward_prepare.cuh,
+ * which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ from the sums
+ * (backward_dq.cuh).
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
  * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN

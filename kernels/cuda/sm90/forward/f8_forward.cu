@@ -1,10 +1,9 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
  * The kernel has the structure of forward_tiles.cuh. There is one block per multiprocessor. One warp hands out work
- * tiles (BM query rows of one head), and another warp makes the copy engine fill a ring of K tiles and a ring of V
- * tiles. C consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during
- * products of its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3,
- * arXiv:2407.08608, 3.3):
+ * tiles (BM query rows of one head), and another warp makes TMA fill a ring of K tiles and a ring of V tiles. C
+ * consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during products of
+ * its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
  *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
  *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
@@ -135,8 +134,7 @@ template <class X> struct shared {
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a note, because rows must be
-                           * computed again; -1: none */
+    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
@@ -890,8 +888,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles, and units of V^T, are counted in 32 bits, so a problem with more of them is
-                       * refused */
+        return false; /* work tiles and units of V^T are counted in 32 bits, so a larger problem is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

@@ -29,9 +29,7 @@ struct plan {
     int B, H, group, Sq, Sk;
     int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
-    lazy_reference reference; /* the row's reference is the number subtracted from its scores before exp2;
-                               * reference.c is log2(e) times the scale (or the softcap, if there is one), and above
-                               * 0 */
+    lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
@@ -132,7 +130,7 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
 /* ---- Functions of the host: scratch memory ----------------------------------------------------------------------- */
 
 /* Returns the distance between the rows of a tensor in scratch memory, in elements: D elements of 16 bits, rounded up
- * to a multiple of 16 bytes, which the copy engine needs. */
+ * to a multiple of 16 bytes, which TMA needs. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;

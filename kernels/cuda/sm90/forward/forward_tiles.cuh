@@ -2,10 +2,9 @@
  * forward.cu and forward_pairs.cu say which problem takes which tile shape.
  *
  * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
- * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes the copy
- * engine fill a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are
- * consumers. A consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm
- * 1):
+ * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes TMA fill
+ * a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are consumers. A
+ * consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -30,9 +29,9 @@
  *
  * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
  * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O goes through its own
- * part of shared memory, so that Q's memory is free for the next work tile, and the copy engine stores it, a warp's
- * rows at a time. Where shared memory has no room for O, it is stored directly from registers. The kernel starts while
- * the previous kernel of the stream ends (programmatic dependent launch).
+ * part of shared memory, so that Q's memory is free for the next work tile, and TMA stores it, a warp's rows at a time.
+ * Where shared memory has no room for O, it is stored directly from registers. The kernel starts while the previous
+ * kernel of the stream ends (programmatic dependent launch).
  *
  * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
  * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
@@ -79,8 +78,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* whether a work tile has only some of the keys that its rows see
-                                                  * (a split) */
+    static const bool SPLITS = VARIANT == SPLIT; /* whether a work tile has only some of its rows' keys (a split) */
     /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
      * tiles that another sees. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
@@ -870,9 +868,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Stores the 16 rows of a warp. The copy engine writes them, and drops rows past the end of the tensor. If rows
-     * past the end of the sequence belong to another sequence or to padding, ordinary instructions store only the rows
-     * that exist. */
+    /* Stores the 16 rows of a warp. TMA writes them, and drops rows past the end of the tensor. If rows past the end of
+     * the sequence belong to another sequence or to padding, ordinary instructions store only the rows that exist. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -1020,8 +1017,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* where splits are separate work tiles, merge_splits() computes these rows,
-                                     * after all splits are stored */
+            if (!p.in_turn) return; /* merge_splits() computes these rows, after all splits are stored */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

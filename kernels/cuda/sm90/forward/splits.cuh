@@ -16,13 +16,10 @@
 namespace {
 
 struct split_plan : plan {
-    int most;       /* number of work tiles for the same rows: as many as the rows have splits at most, or 1 with
-                     * in_turn */
+    int most;       /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn;   /* a work tile has all splits of its rows */
-    float4 *sums;   /* sums O of splits; indices: slot, warp, four numbers of O, lane. A slot is the memory of a work
-                     * tile or, with in_turn, of a block. */
-    float4 *of_row; /* two numbers (top, l) of the lane's first row, then those of its second row; indices: slot,
-                     * warp, lane */
+    float4 *sums;   /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
+    float4 *of_row; /* [slot][warp][lane]: `top` and l of the lane's first row, then of its second row */
 };
 
 /* What is known of a split after its softmax: for the thread's two rows, the sums l of exponentials divided by 2^top;

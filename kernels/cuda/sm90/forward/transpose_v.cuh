@@ -5,8 +5,8 @@
  * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
  * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
  * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
- * stored by ordinary stores and loaded by the copy engine. Therefore both the storing and the loading warp need a fence
- * between the two proxies: the one before it releases the mark, the other after it has acquired the mark.
+ * stored by ordinary stores and loaded by TMA. Therefore both the storing and the loading warp need a fence between the
+ * two proxies: the one before it releases the mark, the other after it has acquired the mark.
  *
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
@@ -170,8 +170,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* hides v and w from the compiler, which would otherwise keep eight sums
-                                           * in registers */
+                    opaque(v), opaque(w); /* without this call the compiler would keep eight sums in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -190,7 +189,7 @@ template <int STEPS, class MEMORY> struct transposer {
     /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. */
     DEVICE void publish(const unit &x) const
     {
-        fence_proxy_async_global(); /* makes this lane's stores visible to the copy engine */
+        fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (x.found == THERE_NONFINITE) *(volatile uint32_t *)p.any_nan = 1;
@@ -261,7 +260,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
     __syncwarp();               /* afterwards all lanes see the V^T whose mark only one lane has read (acquire) */
-    fence_proxy_async_global(); /* afterwards the copy engine sees the V^T that is ready */
+    fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
     return ready;
 }
 

@@ -35,9 +35,9 @@
  * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
  * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
  * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1
- * waits for the half of a stage that was released last, while the copy engine still loads the halves before it (30 to
- * 36 bytes per clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take the
- * copy engine as long as a load.
+ * waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36 bytes per
+ * clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take TMA as long as a
+ * load.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the

@@ -26,8 +26,7 @@ struct plan {
      * split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x: its reference in base 2 (the number subtracted from its scores before
-                     * exp2); y: the sum l */
+    float2 *ml;     /* for each row of O: x: its reference m in base 2, see fold; y: the sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 

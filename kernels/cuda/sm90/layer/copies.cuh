@@ -1,5 +1,5 @@
-/* copies.cuh: wrappers for single instructions of the copy engine, and of the barriers (mbarrier) by which it tells
- * what has arrived.
+/* copies.cuh: wrappers for single instructions of TMA (the unit of Hopper GPUs that copies boxes of tensors), and of
+ * the barriers (mbarrier) at which threads wait for its copies.
  *
  * sm90/layer/ptx.cuh includes this file and wraps all other instructions. Code of sm80/ may include this file without
  * ptx.cuh. */
@@ -18,7 +18,7 @@ DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-/* Makes initialised barriers visible to the copy engine, which arrives at them. */
+/* Makes initialised barriers visible to TMA, which arrives at them. */
 DEVICE void fence_mbarrier_init()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -55,7 +55,7 @@ DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* ---- Loads and stores by the copy engine (TMA), PTX ISA 9.7.9.27 ------------------------------------------------- */
+/* ---- Loads and stores by TMA, PTX ISA 9.7.9.27 ------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {

@@ -56,8 +56,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c, which is above 0, so a maximum of -inf
-                                                  * stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c > 0, so a maximum of -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -140,8 +139,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* load all words before the first word is stored, so that the loads are in flight
-                              * together */
+        uint4 words[D / 16]; /* load all words before the first one is stored: the loads are in flight together */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
         /* This call keeps all loads before the first store. Without it ptxas would move the last load behind the
@@ -160,8 +158,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns where the copy engine (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is
- * chunks of 64 columns one after the other, with 8 pieces per row of a chunk. */
+/* Returns where TMA (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is chunks of 64
+ * columns one after the other, with 8 pieces per row of a chunk. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));

@@ -9,8 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* All lengths of sequences are below FAR. A window of more keys is reduced to
-                                    * FAR, which changes no result. */
+const int FAR = 1 << 29;           /* Lengths of sequences are below FAR, so a window of FAR keys hides no key. */
 const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 cache (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries in a work tile, over all shapes of tiles */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */

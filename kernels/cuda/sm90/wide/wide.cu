@@ -53,8 +53,7 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
     plan->workspace_bytes = (size_t)place.bytes;
-    return place.extremes < INT32_MAX; /* work tiles and their flags are counted in 32 bits, so a problem with too
-                                        * many is refused */
+    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits, so a problem with too many is refused */
 }
 
 cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)

@@ -75,8 +75,7 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
  * rows. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* x, y: references of the thread's two rows (the numbers subtracted from their scores); z, w:
-                       * rescale factors of these rows */
+    float4 rows[128]; /* x, y: references of the thread's two rows (see softmax.cuh); z, w: their rescale factors */
 };
 
 /* A work tile in shared memory. */
@@ -107,8 +106,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the loading thread begins to load the last keys of a work tile, so that
-                          * the next work tile is claimed */
+        uint64_t wanted; /* completes when the loading thread begins to load the last keys of a work tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */

@@ -48,8 +48,7 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* begun: the description of the work is published; waiting: a step is known but not loaded
-                          * yet */
+    bool begun, waiting; /* begun: the work is published; waiting: a step is known but not loaded yet */
     product_work y;
     /* the step that is not loaded yet: its blocks of P or dS (`apart`: distance between the blocks of the two
      * consumers), and the place of the other operand; `exist`: number of its rows that exist */
@@ -137,8 +136,7 @@ template <int COLUMNS> struct product_loader {
         y.sums = block * per_block + n;
         const key_band band = band_of(g, s);
         const int last_key = min(j0 + ROWS, band.Sk) - 1, base = first_row_tile(g, b);
-        int first = 0, last = 0; /* the steps (of 64 queries) whose queries see at least one of the keys: first to
-                                  * last - 1 */
+        int first = 0, last = 0; /* steps of 64 queries that see at least one of the keys: first to last - 1 */
         if (last_key >= j0) {
             first = max(j0 - band.hi + 1, 0) / STEP;
             last = max((min(last_key - band.lo + 1, Sq) + STEP - 1) / STEP, first);

@@ -49,8 +49,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the next key tile that this block computes, counted from the first key
-                                 * tile of row tile r */
+    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first one of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -128,8 +127,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* true in the left consumer's first work, in which it lets the right consumer begin when it is some
-                 * buffers ahead */
+    bool ahead; /* in the left consumer's first work: the right consumer waits until this one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
