@@ -31,7 +31,7 @@ struct cuda_args {
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
-    /* dropout's random generator gets drop_first + b * drop_batch + h as the number of head h of batch row b */
+    /* number of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
     /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
@@ -42,7 +42,8 @@ struct cuda_args {
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
      * or has seqlens */
     bool ends_of_queries, ends_of_keys;
-    /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
+    /* the kernel leaves out packed sequences of at most this many rows (queries times heads of a group), which
+     * decode.cu computes; 0: it leaves out none */
     int decode_rows;
     /* Bytes in which a kernel marks rows that it cannot compute, so that a later launch (simple/simple.cu) computes
      * them: one byte per row of lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short

@@ -31,10 +31,10 @@
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/truth/truth.h"
 
-extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
-extern const cuda_kernel wide_decode_forward;             /* sm80/decode_wide.cu */
-extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
-extern const cuda_kernel simple_observe;                  /* simple/observe.cu */
+extern const cuda_kernel decode_forward;                  /* in sm80/decode.cu */
+extern const cuda_kernel wide_decode_forward;             /* in sm80/decode_wide.cu */
+extern const cuda_kernel simple_forward, simple_backward; /* in simple/simple.cu */
+extern const cuda_kernel simple_observe;                  /* in simple/observe.cu */
 
 namespace {
 
@@ -97,7 +97,7 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of memory blocks that callers use, the youngest first */
+    block *live; /* list of memory blocks that callers use, the youngest first, because it is usually freed first */
 };
 
 struct memory_range {
@@ -334,7 +334,7 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* Returns the smallest size class whose blocks have this many bytes; CLASSES where no class is that large. */
+/* Returns the smallest size class whose blocks have at least `bytes` bytes, or CLASSES if no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -497,7 +497,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's error numbers are the same as those of the CUDA runtime. */
+    /* The driver's error numbers are the same as those of the CUDA runtime, so check() can take them. */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);

@@ -134,7 +134,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if a number of the row y that this lane has is not finite. */
+/* Returns 0, or NaN if this lane's row y has a number that is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -273,7 +273,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sink counts once in the sum l, before all keys */
+    /* the sums begin with the sink: m is the sink's score, so its exponential is 1 */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;

@@ -1,6 +1,6 @@
-/* observe.cu: what the queries look at (attention.h, attn_observe), without tensor cores. It computes every dtype,
- * head dim and option. One warp computes each number of a result, in an order of additions that depends only on the
- * problem.
+/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), without tensor cores. It
+ * computes every dtype, head dim and option. One warp computes each number of a result, in an order of additions that
+ * depends only on the problem.
  *
  *   kernel    a warp computes                                       outputs
  *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights

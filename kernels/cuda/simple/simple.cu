@@ -85,9 +85,9 @@ __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
     if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
 }
 
-/* Computes delta_i = rowsum(dO * O) - dlse, and writes the given lse without gaps. A row that sees no key has delta 0.
- * Reading memory fast needs many loads in flight, so the launch bound keeps enough blocks on a multiprocessor. Without
- * the bound lse_of_row_in_parts() and mark_one_key() would take too many registers. */
+/* Computes delta_i = rowsum(dO * O) - dlse, and copies the given lse to the dense array s.lse. A row that sees no key
+ * has delta 0. Reading memory fast needs many loads in flight, so the launch bound keeps enough blocks on a
+ * multiprocessor. Without the bound lse_of_row_in_parts() and mark_one_key() would take too many registers. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -299,7 +299,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* Plans a backward. The workspace holds lse and delta without gaps, and a float32 out if the problem gives none. */
+/* Plans a backward. The workspace has dense arrays for lse and delta, and a float32 out if the client gave none. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;

@@ -54,8 +54,8 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and sets the float32 sums of dQ to
- * zero. One block computes one query tile of one head. Reading fast needs many loads in flight, so the launch bound
+/* Computes delta = rowsum(dO O) - dlse, writes lse to a dense array and to row_values, and sets the float32 sums of dQ
+ * to zero. One block computes one query tile of one head. Reading fast needs many loads in flight, so the launch bound
  * makes the compiler save registers: eight blocks instead of six fit on a multiprocessor. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)

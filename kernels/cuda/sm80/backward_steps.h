@@ -60,7 +60,7 @@ size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    float *gradients; /* scratch memory of option_gradients() */
+    float *gradients; /* the part of the workspace that option_gradients() uses */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

@@ -168,7 +168,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
-/* The keys of a split, and their tiles. */
+/* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
     int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
     int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
@@ -404,7 +404,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        /* after this barrier all threads see sm.factor */
+        /* after this barrier all threads see sm.factor, the factors of the rows */
         if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
@@ -696,7 +696,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
+              d0 = warp % X::WD * (D / X::WD); /* first row m0, first key k0 of a tile, first column d0 of the warp */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;

@@ -29,7 +29,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
      * exponent of float8 has bias 7, and that of float16 has bias 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
-        return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
+        return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* times 2^8 */) | (nan - (nan >> 15));
     };
     low = one(__byte_perm(bytes, 0, 0x1404));
     high = one(__byte_perm(bytes, 0, 0x3424));

@@ -1,5 +1,5 @@
-/* observe.cu: what the queries look at (attention.h, attn_observe), on tensor cores by mma.sync, for any GPU from
- * compute capability 8.0 on.
+/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), on tensor cores by mma.sync,
+ * for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu

@@ -47,7 +47,7 @@ enum {
     LINE = BLOCK + 2
 };
 
-/* What one launch computes. */
+/* The work of one launch: the pairs that its blocks visit, and where it writes sums. */
 struct work {
     saved s;
     attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets those of each block */
@@ -481,7 +481,8 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies of x.x and others for careful_block(), which takes references; `x` itself can thus stay in registers */
+    /* copies of x.x and others for careful_block(), which takes references: a reference to a member of `x` would force
+     * x out of registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -709,7 +710,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Adds up, in order, the sums that parts 0 to parts - 1 have made of each element of dbias. */
+/* Several blocks (parts) have made sums of each element of dbias. Adds up the sums of parts 0 to parts - 1, in
+ * order. */
 __global__ void __launch_bounds__(256)
     add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
 {

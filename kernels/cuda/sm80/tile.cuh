@@ -230,15 +230,14 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* for bfloat16 */
+template <typename T> constexpr int exponent_mask = 0x7f80; /* the exponent's bits in a bfloat16 number */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and length as 32-bit limits: query i of the sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1.
- * */
+/* Causal, window and length as 32-bit limits: query i of a sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };

@@ -442,8 +442,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. In the workspace, the marks of rows for a later launch follow the part of
- * begin_backward(). */
+/* Launches the kernels of one backward. In the workspace, marks of rows for a later launch lie behind the memory that
+ * begin_backward() uses. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;

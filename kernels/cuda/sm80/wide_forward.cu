@@ -191,7 +191,7 @@ again:
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* after this barrier scores may overwrite the last chunk, because no thread reads it */
+        /* after this barrier scores may overwrite the chunk that was multiplied last, because no thread reads it */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);

@@ -33,7 +33,7 @@ namespace {
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
-/* Converts a tensor to float32 without gaps. A warp copies one row at a time. */
+/* Converts a tensor to a dense float32 tensor. A warp copies one row at a time. */
 __global__ void __launch_bounds__(SMALL_BLOCK)
     widen(const __grid_constant__ truth_args t, attn_tensor_id id, bool keys, int64_t rows, int64_t D, dense to)
 {
@@ -174,7 +174,8 @@ template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of the sequence's column 0, counted over the rows of all heads. */
+/* Returns the index of column 0 of the sequence (a key, or in DK and DV a query), counted over the rows of all
+ * heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -541,7 +542,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to float32 without gaps, and sets results that no pass writes to zero or -inf. */
+/* Converts the inputs to dense float32 tensors, and sets results that no pass writes to zero or -inf. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

@@ -46,7 +46,7 @@ template <class X> struct shared_keys {
     /* a ring of tiles of Q; after the last product with Q, buffer 0 holds dK on its way to global memory */
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS is stored here before it is copied to global memory */
     /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
@@ -358,8 +358,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * that memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* dK may go to sm.Q[0] first, because no consumer reads Q any more: the consumer that makes P has made the last
-         * P, and does so only after its last product with Q */
+        /* dK passes through sm.Q[0] on its way to global memory. No consumer reads Q any more: the other consumer makes
+         * the last P after its last product with Q, and this consumer has received that P. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -564,7 +564,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 
 struct shape_row {
     int D, Dv;                                      /* largest head sizes that the shape can compute */
-    cudaError_t (*launch[2])(const backward_job &); /* the launch functions for bfloat16 and float16 */
+    cudaError_t (*launch[2])(const backward_job &); /* functions that launch it: [0] for bfloat16, [1] for float16 */
 };
 template <class X> constexpr shape_row row()
 {

@@ -15,7 +15,7 @@ namespace {
 /* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
     PLAIN,
-    CAPPED /* softcap alone */,
+    CAPPED /* only softcap */,
     WITH_OPTIONS,
     WITHOUT_BIAS, /* all options, including keep_mask and dropout (pairs.cuh), but no bias */
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
@@ -123,7 +123,7 @@ template <class X> struct shared {
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, one column per thread */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, for dS; one column per thread */
     /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
     uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];

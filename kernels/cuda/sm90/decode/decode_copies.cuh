@@ -141,7 +141,7 @@ template <typename T, class X> struct copies_by_engine {
     {
         /* request the first tiles: as many as there are slots; a split without keys has no step */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
+        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -273,7 +273,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
            tma_map(&copies->V, V, copies->box, box_bytes, promotion);
 }
 
-/* Launches decode_splits_by_engine(). */
+/* Launches the kernel decode_splits_by_engine(), which computes splits. */
 template <typename T, int D, keys_as AS>
 cudaError_t launch_splits(const copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks,
                           cudaStream_t stream)

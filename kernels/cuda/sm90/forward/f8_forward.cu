@@ -73,7 +73,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* whether a consumer's thread needs as many registers as a block of this size can give it */
+    /* whether a consumer's thread needs all registers that a block of this size can give it */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
@@ -99,7 +99,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
      * room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four of these sums take */
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
@@ -133,7 +133,7 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose() */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* help_to_transpose(): the unit of V that each warp transposes */
     int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
 };
 
@@ -253,8 +253,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
-             * the present work tile's last tiles of keys are left. */
+            /* true: the work tile is released late, when only the loads of its last tiles of keys are left; its release
+             * lets the block claim the next work tile */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -732,7 +732,7 @@ struct run_counters {
 /* Where in scratch memory each part begins: first counters and marks, then a note per work tile and warp, then V^T,
  * then q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* in bytes */
+    int64_t notes, V, wide[2], bytes; /* offsets in bytes */
 };
 
 layout layout_of(const attn_dims &d, bool wide)

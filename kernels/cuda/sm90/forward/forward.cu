@@ -16,7 +16,7 @@ struct shape_row {
     bool score_mods;
     int masks;
     int least_Sk;
-    /* the launch functions for bfloat16 and float16 */
+    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)

@@ -31,7 +31,7 @@ struct plan {
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    bool ends_of_queries; /* see cuda_args */
+    bool ends_of_queries; /* copy of cuda_args::ends_of_queries */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
@@ -45,7 +45,7 @@ struct plan {
     int decode_rows;
     /* this launch leaves out sequences whose keys are split by this rule; forward_split.cu computes them */
     split_rule splits;
-    int *counter; /* see cuda_chip */
+    int *counter; /* copy of cuda_chip::counter, from which blocks claim work tiles */
 };
 
 /* The plan of kernels for bias, keep_mask or dropout (pairs.cuh). If there is a bias, a score is q.k times `unit`, plus
@@ -148,7 +148,7 @@ const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::
 /* Offsets in scratch memory, in this order: plan::before of all work tiles, and the flags of their warps; with
  * FlashMask, the smallest and largest bounds of the mask for each tile of keys; with float8, q, k and v as bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* in bytes */
+    int64_t extremes, wide[3], bytes; /* offsets in bytes */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -239,7 +239,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 /* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
  * largest bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* in bytes */
+    int64_t kept, extremes, bytes; /* offsets in bytes */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {

@@ -12,13 +12,13 @@ namespace {
 
 struct split_row {
     int D, BN, least; /* least: the least number of keys of a split; shorter splits take more time than they save */
-    /* the launch functions for bfloat16 and float16 */
+    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
     cudaError_t (*launch[2])(const forward_job &);
 };
 
 /* ---- The kernel that adds up splits ------------------------------------------------------------------------------ */
 
-enum { MERGE_COLUMNS = 32 }; /* number of columns of a warp of merge_splits */
+enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
 
 /* Adds the splits of 16 rows (those of one warp of forward_tiles), and stores the results of the rows. Each warp has
  * MERGE_COLUMNS columns. */
@@ -95,7 +95,7 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
 
 /* How the work of a problem is divided, and where in the workspace sums lie: see split_plan. */
 struct split_layout {
-    int64_t per_head, heads, tiles; /* tiles: number of work tiles */
+    int64_t per_head, heads, tiles; /* tiles: number of work tiles of the problem */
     int most;
     bool in_turn;
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
@@ -117,7 +117,7 @@ bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int6
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Sets the offsets in the workspace. */
+/* Sets the offsets of of_row and sums in the workspace. */
 void place_sums(split_layout &x, int DV)
 {
     const int64_t warps = SPLIT_BM / 16;
@@ -243,7 +243,8 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     split_layout x = split_layout_of(chip, r, d, DV);
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn || tile_seconds(chip, plan) < chip->step_seconds) return (size_t)bytes;
-    /* device.cu divides a long problem into parts, whose splits may be work tiles */
+    /* device.cu may divide this long problem into parts, which use the same workspace. In a part each split may be a
+     * work tile, which needs more memory for sums, so compute that size too. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

@@ -90,8 +90,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are stored as low words of descriptors; at other head sizes that makes the kernel 1 to 4 %
-         * slower */
+        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
         D == 128 || D == 192;
     /* whether the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
@@ -142,7 +141,7 @@ template <> struct tile_lists<true> {
 };
 
 template <class X> struct shared : tile_lists<X::SCORE_MODS> {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* Q per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* O on its way to global memory: 16 rows for each consumer warp */
@@ -919,7 +918,7 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes this warpgroup's part of all work tiles. */
+    /* Computes this consumer's rows of all work tiles that the block claims. */
     DEVICE void compute_all()
     {
         float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */

@@ -33,8 +33,7 @@ template <int C, int STAGES> struct kv_barriers {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        /* a work tile has C * 4 + 1 readers that release it: each warp of the consumers, and the warp that loads tiles
-         * */
+        /* a work tile is released by C * 4 + 1 readers: each warp of the consumers, and the warp that loads tiles */
         init_pairs(work, C * 4 + 1);
     }
 };

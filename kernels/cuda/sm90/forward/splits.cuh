@@ -60,7 +60,7 @@ struct fold {
     DEVICE fold(float before, float next)
     {
         top = fmaxf(before, next);
-        /* top is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* `top` is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = top == -CUDART_INF_F ? 0 : top;
         keep = exp2_fast(__fsub_rn(before, base));
         add = exp2_fast(__fsub_rn(next, base));

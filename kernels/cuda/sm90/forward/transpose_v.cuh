@@ -5,8 +5,8 @@
  * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
  * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
  * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
- * stored by ordinary stores and loaded by TMA. Therefore both the storing and the loading warp need a fence between the
- * two proxies: the one before it releases the mark, the other after it has acquired the mark.
+ * stored by ordinary stores and loaded by TMA. Therefore two fences between the generic and the asynchronous proxy are
+ * needed: the storing warp calls one before it releases the mark, the loading warp one after it has acquired the mark.
  *
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.

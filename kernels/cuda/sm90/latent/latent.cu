@@ -17,8 +17,8 @@
  *                                                     O = rescale1 O + P1 V1
  *       O = rescale1 O + P1 V1
  *
- * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the tiles
- * in the order of the keys.
+ * The reference of each row (the number subtracted from its scores before exp2) is passed between the warpgroups
+ * together with P. Both halves of O add up the tiles in the order of the keys.
  *
  * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
  * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
@@ -564,7 +564,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
  * parts are added up. */
-enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks of the kernel per multiprocessor */ };
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
  * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
@@ -743,7 +743,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: none of the COMBINE_PARTS parts has more than one split group */
+    /* true: no part has more than one split group, so a kernel without parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

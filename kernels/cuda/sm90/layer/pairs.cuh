@@ -48,7 +48,7 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
+    /* strides of batch rows, heads and queries, counted in rows of words; 0: the axis is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -193,7 +193,7 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row or head to the next, in heads (all words of a head); 0: the axis is broadcast */
+    /* strides of batch rows and heads, counted in heads (all words of a head); 0: the axis is broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        /* the mask has only one row, which applies to all queries */
+        /* the mask has one row for all queries: each key's bit is copied to all queries */
         if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0;
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;

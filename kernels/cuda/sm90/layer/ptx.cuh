@@ -306,8 +306,8 @@ DEVICE void compute_before_wait(float x)
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes the compiler treat d as changed by this call. It can neither read d before the call, nor use what it knows of
- * d. */
+/* Makes the compiler treat d as changed by this call. The compiler can neither move a read of d above the call nor use
+ * what it knows of d. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {
 #pragma unroll

@@ -47,7 +47,7 @@ struct score_mods {
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* a raw score divided by this number is the true score */
+    float per_slope; /* a raw score divided by this number is the true score, to which ALiBi's slopes apply */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */

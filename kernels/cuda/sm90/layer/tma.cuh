@@ -19,7 +19,7 @@
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* number of bytes of an element */
+    int element; /* size of an element in bytes */
     int64_t B, H, rows, columns, batch, head, row;
 };
 
@@ -94,7 +94,7 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
 
 /* ---- Functions of the device: loads and stores of tiles ---------------------------------------------------------- */
 
-/* The coordinates of a tile in its tensor. */
+/* Where a tile begins in its tensor: the coordinates of its first element. */
 struct tma_place {
     int column, row, h, b;
 };

@@ -6,7 +6,7 @@ namespace {
 
 struct shape_row {
     int D, Dv; /* the largest head sizes that the shape can compute */
-    /* the launch functions; indices: with options (see launch_wide()), float16 */
+    /* functions that launch the kernel; indices: with options (see launch_wide()), float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)

@@ -78,7 +78,7 @@ struct passed {
     float4 rows[128]; /* x, y: references of the thread's two rows (see softmax.cuh); z, w: their rescale factors */
 };
 
-/* A work tile in shared memory. */
+/* What the block's warps need to know of a work tile; it lies in shared memory. */
 struct wide_work {
     work_tile x;
     warpgroup_tile y;
@@ -282,7 +282,7 @@ template <typename T, class X, int W> struct wide_consumer {
     int free_first, free_last;
     head_mods head;
     softmax x;                  /* x.l is the sum over only those tiles whose scores this consumer computes */
-    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands */
+    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
@@ -580,7 +580,7 @@ template <typename T, class X, int W> struct wide_consumer {
                                                            : fabsf(ends.top[half]) < SCORE_MOST);
         report(sound, t, number);
         if (!p.to.out) return;
-        const int row = i0 - lane / 4; /* the first of the warp's 16 rows */
+        const int row = i0 - lane / 4; /* number of the first of the warp's 16 rows */
         T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
         column0 += W == LEFT ? 0 : X::MOST_BOXES * 64;
 #pragma unroll

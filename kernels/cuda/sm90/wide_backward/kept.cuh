@@ -23,7 +23,7 @@ namespace {
 
 enum { ROWS = 128, KEYS = 256, STEP = 64, BLOCK = STEP * STEP };
 enum { KEEP_KEYS = 128 };
-/* elements of P, or of dS, of a row tile and a key tile; elements of both */
+/* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
 /* Number of descriptions of work that shared memory holds at the same time. The producer is at most STAGES buffers
@@ -47,7 +47,7 @@ struct kept_plan {
     int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
     saved s;
     flash_mask mask;
-    kept_bits keep; /* keep_mask, in tiles of KEEP_KEYS keys */
+    kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
     pair_bias bias;
     pair_dropout dropout;
     score_mods mods;
@@ -56,18 +56,18 @@ struct kept_plan {
 };
 
 struct kept_maps {
-    CUtensorMap Q, K, V, dO;             /* boxes of ROWS queries or KEYS keys, for scores_of_part */
-    CUtensorMap Q_step, K_step, dO_step; /* boxes of STEP queries or keys, for products_of_part */
+    CUtensorMap Q, K, V, dO;             /* tensor maps of scores_of_part: a box has ROWS queries or KEYS keys */
+    CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
 };
 
 /* ---- Where row tiles are ----------------------------------------------------------------------------------------- */
 
-/* A row tile. */
+/* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
     key_band band;
-    key_tiles keys; /* the key tiles that its rows see */
+    key_tiles keys; /* the key tiles that the row tile's queries see */
 };
 
 /* Returns the number of the first row tile of sequence b in its head. */

@@ -172,7 +172,7 @@ template <typename T, score_form FORM> struct score_maker {
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
-        float c = p.scale; /* S times c is the score */
+        float c = p.scale; /* S times c is the score, before bias and masks */
         if (MODS && p.mods.cap != 0) {
             c = (float)a.g.softcap;
 #pragma unroll
