@@ -338,8 +338,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest that marks a row that sees exactly one key. Kernels subtract saved.rest from exponents of P,
- * and this value is too small to change an exponent. */
+/* The value of saved.rest for a row that sees exactly one key; kernels recognise such a row by it. They subtract
+ * saved.rest from exponents of P, and this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */

@@ -775,7 +775,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m (base 2) is -inf until the row has seen a key, and -inf - -inf would be NaN */
+                /* m (base 2) is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);

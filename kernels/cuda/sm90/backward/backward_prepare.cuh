@@ -107,7 +107,7 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* all lanes have read `products`, so the next unit of queries may overwrite it */
+        __syncwarp(); /* after this barrier all lanes have read `products`, so the next unit may overwrite it */
     }
 
     /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries. It is called only if

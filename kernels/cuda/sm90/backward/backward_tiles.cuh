@@ -882,8 +882,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile of keys reads memory through which dK and dV have passed; its
-             * result is not used */
+            /* The first product dQ of the next tile of keys reads memory through which dK and dV have passed. Its
+             * result is not used, but the writes of dK and dV must be ordered before this read. */
             fence_proxy_async_shared();
         }
     }
@@ -1120,7 +1120,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* [0: bfloat16, 1: float16][0: dK and dV have the inputs' dtype, 1: they are float32] */
+    /* functions that launch the kernel; indices: 0: bfloat16, 1: float16; 0: dK and dV have the inputs' dtype, 1: they
+     * are float32 */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()

@@ -110,8 +110,9 @@ const double MOST_TILES = 1.6;
  * number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The numbers of splits of packed sequences are in device memory. Most of the work tiles would be empty if each
-     * sequence had room for as many splits as any may have. */
+    /* The lengths of packed sequences, and so their numbers of splits, are in device memory. If each sequence had work
+     * tiles for as many splits as any may have, most work tiles would be empty. Therefore one work tile computes all
+     * splits. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);

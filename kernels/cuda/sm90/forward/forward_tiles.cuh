@@ -345,8 +345,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
-             * the present work tile's last tile of keys are left. */
+            /* Release the work tile when only its last tile of keys is left to load. Its release lets the block claim
+             * the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };

@@ -150,7 +150,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* a reference to shared memory, because the members would take registers */
+    const block_place &place; /* a reference to a struct in shared memory: copies of the members would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */

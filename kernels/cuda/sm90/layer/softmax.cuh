@@ -27,7 +27,8 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference that always equals the row's maximum. P is 2^SHIFT where the score is the maximum. */
+/* A reference (the score subtracted from a row's scores before exp2) that always equals the row's maximum. P is 2^SHIFT
+ * where the score is the maximum. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }

@@ -172,7 +172,7 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward. In the workspace, the memory of layout_of() follows that of
+/* Launches the kernels of one backward. In the workspace, the memory that layout_of() plans lies behind that of
  * begin_backward(). */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
