@@ -70,8 +70,8 @@ enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line
  * cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The workspace has this many bytes before the marks (a byte for each row, 1 if a later launch must compute the row).
- * The last of these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks (a byte for each row, not 0 if a later launch must compute the
+ * row). The last of these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {

@@ -15,7 +15,7 @@ template <int D, bool SCORE_MODS> struct shared {
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1 */
+     * sums l and e, relative to x; w: 1, as in observed_parts */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 

@@ -41,7 +41,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
  * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded at the same time */
+    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
     /* keys before `from` have no column in keep_mask (keep_mask_at_end), so they are visible */

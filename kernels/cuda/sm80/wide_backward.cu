@@ -386,8 +386,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
- * cuda_args.rows_found */
+/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
+ * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)

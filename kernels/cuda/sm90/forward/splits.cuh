@@ -17,7 +17,7 @@ namespace {
 
 struct split_plan : plan {
     int most;       /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    bool in_turn;   /* a work tile has all splits of its rows */
+    bool in_turn;   /* true: a work tile computes all splits of its rows; false: each split is a work tile */
     float4 *sums;   /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
     float4 *of_row; /* [slot][warp][lane]: `top` and l of the lane's first row, then of its second row */
 };

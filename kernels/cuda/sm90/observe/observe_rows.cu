@@ -42,7 +42,7 @@ template <class X> struct rows_memory {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS];
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1 */
+     * sums l and e, relative to x; w: 1, as in observed_parts */
     float4 row[X::BM];
     rows_part parts[X::C];
     struct {

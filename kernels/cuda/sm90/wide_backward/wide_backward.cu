@@ -24,8 +24,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
- * cuda_args.rows_found */
+/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
+ * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 /* The number of columns of a gradient that a product has: the first of the table with which D and Dv need the fewest
