@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: queries are packed, but k is [B, Sk, Hk, D], so each row b of k holds the keys of one sequence */
+    /* true: q is packed, but k is [B, Sk, Hk, D]: row b of k holds the keys of sequence b */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* If exactly one dtype is allowed whatever dtype q has, the message names that dtype. */
+    /* If exactly one dtype is allowed whatever dtype q has, the message names only that dtype. */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -197,7 +197,7 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
         t.shape[a] = shape[a];
         t.stride[a] = stride;
         /* An axis of size 0 counts as size 1 in strides, so that no stride becomes 0. A stride that overflows becomes
-         * the largest number, which attn_check() refuses. */
+         * the largest number, and attn_check() refuses a tensor with such a stride. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -245,11 +245,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    /* a loop copies the letters, because snprintf() would take 2 us per problem */
+    /* a loop copies the letters, because a call of snprintf() here would add 2 us to each problem */
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* packed problems and pages are always in layout bshd: attn_check() refuses bhsd for them */
+        !packed) { /* attn_check() refuses bhsd for packed problems and pages */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -399,8 +399,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter (attn_axes). Outputs of an observe (statistics of probabilities) have
- * axes whose sizes its options determine. */
+/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe (statistics of probabilities)
+ * also have axes whose sizes depend on the options in p->observe. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -465,14 +465,16 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    /* with packed queries and k of [B, Sk, Hk, D], kernels read k as one axis of B * Sk keys */
+    /* with packed queries and k of [B, Sk, Hk, D], kernels read the two axes B and Sk of k as one axis of B * Sk
+     * keys */
     if (side_by_side) {
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        /* A broadcast axis has stride 0. So has an axis of size 1, because its stride is never used. */
+        /* A broadcast axis gets stride 0, so that every index leads to the same element. An axis of size 1 gets stride
+         * 0 too, because its only index is 0. */
         const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a];
         switch (letters[a]) {
         case 'b':
@@ -551,8 +553,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* A part of a problem has the whole axis of a tensor if its size is 1, because all batch rows (or heads)
-             * then share it. */
+            /* Where an axis of a tensor has size 1, the part of the problem keeps the whole axis, because all batch
+             * rows (or heads) then share it. */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -569,10 +571,10 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
     return some;
 }
 
-/* Returns whether a kernel without options can compute with this scale. Such a kernel computes exp2(c * q . k) with c =
- * scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong. With a tiny
- * scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a key whose
- * score exceeds float32 then has all the weight of its row in any case. */
+/* Returns whether a kernel without options can compute with this scale. A kernel without options computes exp2(c * q .
+ * k) with c = scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong.
+ * With a tiny scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a
+ * key whose score exceeds float32 then has all the weight of its row in any case. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -646,7 +648,8 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       /* without lengths (seqlens), all batch rows have the same number of (query, key) pairs */
+                       /* true: without lengths (seqlens), so every batch row has the same number of (query, key)
+                        * pairs */
                        g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
@@ -668,7 +671,7 @@ int64_t attn_rows_that_exist(const attn_problem *p)
     return rows * g.dims.H;
 }
 
-/* Returns the number of (query, key, head) triples of sequence b that FlashMask permits. */
+/* Returns the number of (query, key, head) triples of sequence b that FlashMask lets through. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

@@ -67,7 +67,7 @@ typedef struct attn_error {
     char text[384];
 } attn_error;
 
-/* Fills *err (which may be NULL) and returns `status`, so that a failing function needs one line:
+/* Fills *err (which may be NULL) and returns `status`, so that a function can report an error in one line:
  *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads", Hk, H); */
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -92,8 +92,8 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. ATTN_DTYPES_BACKWARD are the dtypes that q may have in a
- * backward. */
+/* A set of dtypes is an unsigned integer with one bit per dtype; ATTN_DTYPE_BIT is that bit. ATTN_DTYPES_BACKWARD are
+ * the dtypes that q may have in a backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
 /* dtypes that q may have in a forward, or in an observe (statistics of probabilities) */
@@ -135,8 +135,8 @@ typedef struct attn_tensor {
 /* Makes a C-contiguous tensor. It does not check whether sizes overflow; attn_check() does. */
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape);
 
-/* Compute the number of elements, and of bytes, of a contiguous tensor of this shape. Both functions return false where
- * the product does not fit in int64_t. */
+/* Compute the number of elements, and of bytes, of a contiguous tensor of this shape. Both functions return false if
+ * the result does not fit in int64_t. */
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
@@ -181,7 +181,7 @@ typedef struct attn_axes {
     /* `plain`: letters of the axes in layout bshd; `packed`: letters of the axes in a packed problem, or an empty
      * string if a packed problem cannot have the tensor */
     const char *plain, *packed;
-    const char *paged; /* letters of the axes where page_table is given; NULL: the same letters as without page_table */
+    const char *paged; /* letters of the axes where page_table is given; NULL: page_table does not change the letters */
     attn_axes_kind kind;
     /* id of the tensor whose axes this one copies (a gradient copies its input's); ATTN_TENSOR_COUNT: the tensor has
      * its own axes */
@@ -289,7 +289,7 @@ typedef enum attn_role {
     ATTN_ROLE_OUT_OBSERVE
 } attn_role;
 
-/* ATTN_TENSOR_MAP as data: one entry per tensor, indexed by attn_tensor_id. */
+/* The rows of ATTN_TENSOR_MAP as an array, indexed by attn_tensor_id. */
 typedef struct attn_tensor_info {
     const char *name;
     attn_role role;
@@ -315,16 +315,17 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-/* ATTN_OP_OBSERVE computes no out; its outputs show which keys the queries attend to */
+/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), and no out */
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
 const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 
-/* Limits of an observe: keys per query in top_keys, size of each axis of map, elements of weights. */
+/* Limits of an observe (statistics of probabilities): keys per query in top_keys, size of each axis of map, elements of
+ * weights. */
 enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
-/* What an observe looks at, apart from its output tensors.
+/* The options of an observe (statistics of probabilities), apart from its output tensors.
  *
  *   rows, keys     the region of weights and map: queries rows[0] to rows[1] - 1 and keys keys[0] to keys[1] - 1 of
  *                  each batch row. An end of -1 means the number of queries or keys; attn_observe_region() replaces it.
@@ -368,7 +369,7 @@ typedef struct attn_problem {
     /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
      * Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
-    bool has_scale; /* false: scale is 1/sqrt(D) */
+    bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
     double scale;   /* any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
@@ -418,14 +419,14 @@ typedef struct attn_part {
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Return whether a run of this problem reads, or writes, the tensor where it is given. lse is an output of a forward,
- * and of an observe without given_lse. */
+/* attn_reads() returns whether a run of this problem reads the tensor, and attn_writes() whether it writes the tensor,
+ * where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
 /* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k (no
- * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
- * sequences are not here, because they are values that may be in device memory: see attn_sequence_of() in
+ * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The struct has no
+ * lengths of sequences, because lengths are values of tensors, which may be in device memory: see attn_sequence_of() in
  * kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
@@ -467,10 +468,11 @@ typedef struct attn_view {
  * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
-    int64_t group;      /* H / Hk; query head h reads key/value head h / group */
+    int64_t group;      /* number of query heads per key/value head, H / Hk: query head h reads key/value head h /
+                         * group */
     int64_t mask_group; /* query head h reads head h / mask_group of mask_startend_rows */
     int mask_bounds;    /* size of the last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    /* for a keep_mask that covers only the last keys of each row: its number of columns; -1: it covers all keys */
+    /* number of columns of a keep_mask that covers only the last keys of each row; -1: keep_mask covers all keys */
     int64_t keep_tail;
     bool causal, top_left;
     /* the window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side; causal sets `right`
@@ -490,15 +492,15 @@ typedef struct attn_geometry {
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
-/* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads on the host.
- * This is the only validator, and kernels run only problems that passed it. Outputs need not be given; a given one
- * must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
+/* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads in host memory.
+ * No other function validates problems, and kernels run only problems that attn_check() accepted. Outputs need not be
+ * given; a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
  * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Replaces ends of -1 in the `rows` and `keys` of a checked observe by the number of queries or keys. It reads
- * cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a
- * problem whose weights or map are wanted. */
+/* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
+ * or keys. It reads cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output()
+ * and the run of a problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
@@ -513,12 +515,12 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
  * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
  * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
- * not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h,
- * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
- * names those bits itself. */
+ * not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of score.h for each score, so
+ * they support every option that score.h defines. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES;
+ * every kernel names those bits itself. */
 
-/* One row per option: id, name of the option on the wire, when its bit is set. The options in ATTN_SCORE_OPTION_MAP are
- * not in this table. */
+/* One row per option: id, name of the option in requests, condition under which a problem has the option's feature bit.
+ * The options in ATTN_SCORE_OPTION_MAP are not in this table. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -534,7 +536,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
     X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
-/* Bit numbers of attn_features(): 0 to 39 are tensors (by attn_tensor_id), the others are options. */
+/* Bit numbers in the result of attn_features(): bits 0 to 39 are tensors (by attn_tensor_id), the others are
+ * options. */
 enum attn_option_bit {
     ATTN_OPTION_FIRST = 39,
 #define X(id, wire, meaning) ATTN_OPTION_##id,
@@ -552,7 +555,8 @@ enum attn_option_bit {
 #define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
 #define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
-/* ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
+/* The rows of ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as an array; entry n describes bit ATTN_OPTION_FIRST + 1 +
+ * n. */
 typedef struct attn_option_info {
     const char *wire; /* name of the option in requests; "" where requests have no option with this meaning */
     const char *meaning;
@@ -581,10 +585,10 @@ int64_t attn_rows_that_exist(const attn_problem *p);
 bool attn_is_empty(const attn_problem *p);
 
 typedef struct attn_verification {
-    /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
-     * is finite */
+    /* the largest |got - want|, where `got` is a value of out and `want` the value recomputed in double; infinite where
+     * exactly one of the two is finite */
     double max_abs;
-    double largest;  /* the largest finite |want| (want: a recomputed value of out) */
+    double largest;  /* the largest finite |want|, where `want` is a value of out recomputed in double */
     double relative; /* max_abs / largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
@@ -595,9 +599,9 @@ typedef struct attn_verification {
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
- * where all rows are compared), or prepares K and V of the next head; it returns whether that was the last step.
- * attn_verifier_close() may be called after any step, and reports what was found so far. `p` is borrowed until
- * attn_verifier_close(). */
+ * where all rows are compared), or prepares K and V of the next head; it returns whether there is no further step.
+ * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
+ * borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -605,17 +609,17 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
 
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
+    attn_status status; /* ATTN_NO_MEMORY: memory ran out before the end, so the counts are incomplete */
 } attn_counts;
 typedef struct attn_counter attn_counter;
 /* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
  * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
  * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
  * smaller. All counts are exact below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The
- * problem is borrowed until attn_counter_close().
+ * counter borrows the problem until attn_counter_close().
  *
- * attn_counter_step() counts for up to about a millisecond, and says whether that was the last step. attn_count_work()
- * returns the number of keys, tiles or elements of masks that are looked at; each takes about a nanosecond.
+ * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
+ * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
  * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
@@ -631,18 +635,19 @@ enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_V
  * memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks rows; it reads lse and
- * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides whether lse is
- * valid. */
+/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks the rows to check; it
+ * reads lse and lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides
+ * whether lse is valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* sequence, query head, index of the query in the sequence */
+    int64_t b, h, i; /* the query row's place: sequence b, query head h, query i of the sequence */
     double lse;      /* lse of the row, as the client sent it */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* number of rows that attn_lse_choose() picked; the rows are in `row` */
+    int count; /* number of rows that attn_lse_choose() picked; the member `row` lists them */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* For each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by P, of
-     * sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them (verify_lse.h). */
+    /* The results for each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by
+     * P, of sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them
+     * (verify_lse.h). */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -664,9 +669,9 @@ typedef struct attn_device_info {
     int index;             /* number of the device in its backend: 0 for "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; no problem is computed faster than this
-     * bound and fastest_flops allow */
+    double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem takes at least the time that
+     * this bound and fastest_flops give */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
@@ -675,9 +680,9 @@ typedef struct attn_device_info {
     /* number of units that compute: threads of a CPU, multiprocessors of a GPU; the rates of attn_cost_of() are per
      * unit */
     int units;
-    /* true: kernels read and write staging memory (host memory) directly, so no copies to a device are needed */
+    /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
     bool unified;
-    /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
+    /* true: kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
     bool reads_staging;
     /* number of batches of problems that the device should compute at the same time; on a unified device each batch has
      * a thread of its own */
@@ -722,9 +727,9 @@ void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
  * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated while it is pinned, a copy
- * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the
- * driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory once, before you
- * unmap it and before attn_device_close(). */
+ * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin
+ * memory, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory
+ * once, before you unmap it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
@@ -735,11 +740,11 @@ void attn_host_unpin(attn_device *device, void *memory);
 typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
-    uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
+    uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read from staging memory (reads_staging). It reads each number of its inputs about once, so
-     * a copy to device memory would gain nothing */
+    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging). It
+     * reads each number of its inputs about once, so a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 
@@ -751,7 +756,7 @@ typedef struct attn_capabilities {
     /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    /* what plans need to know of the device, in the backend's own format; the backend owns this memory */
+    /* what attn_plan_make() needs to know of the device, in the backend's own format; the backend owns this memory */
     const void *facts;
     size_t facts_bytes;
 } attn_capabilities;
@@ -763,7 +768,7 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
+    const attn_capabilities *can; /* capabilities of the device for which the plan was made; the device owns them */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
@@ -781,8 +786,8 @@ typedef struct attn_plan {
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
- * kernel of `made`. It chooses a kernel again only if the capabilities are not those of `made`, or if the unaligned
- * tensors are not those of `made`. */
+ * kernel of `made`, except in two cases, where it chooses a kernel again: the capabilities differ from those of `made`,
+ * or other tensors are unaligned. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -791,9 +796,9 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 /* An estimated time, by the rates of one machine of each kind. The real time is usually between a third and three times
  * the estimate.
  *   flops    attn_flops()
- *   bytes    bytes of the tensors, and of the keys and values in pages; at least these are read or written
+ *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
- *   worst    seconds, if the scores of every row exceed the range of float32
+ *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
  *   because  name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
@@ -829,7 +834,7 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Rows of equal length at equal distances in memory, such as some heads of a tensor of all heads. Sizes are in bytes; a
+/* Rows of equal length at equal distances in memory, for example some of the heads of a tensor. Sizes are in bytes; a
  * pitch is the distance between the beginnings of two rows. */
 typedef struct attn_rows {
     void *to;
@@ -842,15 +847,15 @@ typedef struct attn_rows {
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
- * (attn_device_info), either side may be staging memory. */
+ * (attn_device_info.reads_staging), source and destination may also be staging memory. */
 typedef struct attn_move {
     void *to;
     const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
     size_t bytes;     /* bytes and addresses must be multiples of 4 */
 } attn_move;
 
-/* Queues `count` moves, which the device makes in any order. No move may read what another one writes. The caller may
- * free the list when this returns. */
+/* Queues `count` moves, which the device makes in any order. No move may read memory that another move writes. The
+ * caller may free `moves` when this function returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device. The
@@ -863,8 +868,8 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
  * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
- * the bit: not on count, order, threads or load. `workspace` may be NULL; the call then allocates one. After an error
- * none of the outputs may be used. */
+ * the bit, and not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
+ * allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: numbers of several parts are added up in a fixed order ------------------------------------------------ */
@@ -946,7 +951,7 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
 /* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
- * and k. The tensors of the problem have device addresses. `found` is device memory of the size of look->found, which
+ * and k. The tensors of the problem are in device memory. `found` is device memory with the size of look->found, which
  * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
@@ -969,7 +974,8 @@ bool attn_stream_left_rows(attn_stream *stream);
 
 /* Sets the cancel flag of this stream (NULL: none). While *cancel is not 0, attn_run() gives up: on the CPU between two
  * tiles, on a GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may
- * set *cancel at any time with attn_cancel(). The flag must exist until the stream gets another flag. */
+ * set *cancel at any time with attn_cancel(). The memory at `cancel` must stay valid until the stream gets another
+ * flag. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
 /* Sets the owner of this stream's work, a pointer that is compared and never followed. On a device that computes with
@@ -982,13 +988,14 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Plan and run one problem as a forward, a backward or an observe, whatever the problem's op is. */
+/* Each plans and runs one problem as the operation in its name, whatever the problem's op is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
 enum { ATTN_MARKS = 4 };
-/* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
+/* Records a mark in slot 0 to ATTN_MARKS - 1 of the stream. The mark is the moment when all earlier work on the stream
+ * is done. */
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
@@ -997,7 +1004,7 @@ double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
  * backend cannot measure this. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
-/* does not wait: *done becomes false where the stream still has work */
+/* does not wait; *done becomes false while the stream still has work, and true when it has none */
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
@@ -1016,10 +1023,11 @@ bool attn_stream_noted(const attn_stream *stream);
  *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward
  *
- * Each is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. Packed, it is row h * total_q + line,
- * where line is its place in q. Key rows are numbered in the same way by Hk and Sk, or by Hk and total_k. Rows that do
- * not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a backward has out and lse, its
- * gradients are those that belong to them, as in attn_backward(). Gradients of bias, sinks and slopes are left out. */
+ * Each result is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. In a packed problem it is row
+ * h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the same way by Hk and Sk, or by
+ * Hk and total_k. Rows that do not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a
+ * backward has out and lse, its gradients are those that belong to them, as in attn_backward(). Gradients of bias,
+ * sinks and slopes are left out. */
 typedef struct attn_truth {
     double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;
@@ -1038,19 +1046,19 @@ bool attn_has_truth(const attn_capabilities *can);
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err);
 
-/* Queues some 25 ms of the work that computes the truth (float64 results) and sets *step, as attn_run_some() does: 0 at
- * the first call, ATTN_NO_MORE_STEPS when all is queued. Pointers in the problem are device memory. Problem, results
- * and workspace are the same at every call, and belong to the stream until it is done; the structs may be freed when
- * this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a row sees more
- * than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a key. Call it from
- * the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the
- * device. */
+/* Queues some 25 ms of the work that computes the truth (float64 results). *step is 0 at the first call; each call sets
+ * it for the next, or to ATTN_NO_MORE_STEPS when all work is queued. Pointers in the problem are device memory.
+ * Problem, results and workspace are the same at every call, and belong to the stream until it is done; the structs may
+ * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a
+ * row sees more than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a
+ * key. Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace),
+ * those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
-/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, which is infinite
- * where exactly one of them is finite, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows of
- * padding do not count. */
+/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, and the largest
+ * finite |truth|. The difference is infinite where exactly one of the two numbers is finite, and 0 where both are NaN
+ * or the same infinity. Rows of padding do not count. */
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;
@@ -1058,8 +1066,8 @@ enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results that are compared: the mem
 
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or
- * `truth` lacks. Pointers are device memory. The comparison takes as long as reading the results. Call it from the
- * stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
+ * `truth` lacks. All pointers in the arguments are device memory. The comparison takes as long as reading the results.
+ * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
 attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances, attn_error *err);
 

@@ -20,8 +20,8 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
     return &attn_tensors[attn_axes_owner(id)].axes;
 }
 
-/* Writes the letters of the tensor's axes as the client gives the axes, in this problem's layout and packing. Returns
- * the rank. */
+/* Writes the letters of the tensor's axes in the order in which the client sends the axes (it depends on layout and
+ * packing). Returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
 /* Returns whether a tensor with axes of this kind may be given without its first axis. */

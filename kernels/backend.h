@@ -32,8 +32,8 @@ struct attn_stream {
     int64_t spent_ns;
 };
 
-/* Returns whether the caller has cancelled the work. run() calls this between pieces of work of a few milliseconds, and
- * stops on true. `cancel` may be NULL. */
+/* Returns whether the caller has cancelled the work. A backend's run() calls this between pieces of work of a few
+ * milliseconds, and stops if the result is true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -57,8 +57,8 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
-     * If it can, the function fills in the rest of the plan. NULL: every kernel computes all problems that its
-     * attn_kernel allows, and plans need no geometry. */
+     * If the kernel can, the function fills in the rest of the plan and returns true. plan is NULL: every kernel
+     * computes all problems that its attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -67,16 +67,16 @@ struct attn_backend {
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
     /* Copies rows of equal length. dispatch.c does not call it for 0 rows, nor for rows without gaps between them.
-     * NULL: dispatch.c calls copy() for each row. */
+     * copy_rows is NULL: dispatch.c calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
-    /* NULL: the backend never has a second device. Not called for 0 bytes. */
+    /* Copies from the memory of another device. Not called for 0 bytes. NULL: the backend never has a second device. */
     attn_status (*copy_peer)(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                              attn_error *err);
-    /* not called for a sum without elements */
+    /* adds up the parts of a sum; not called for a sum without elements */
     attn_status (*sum)(attn_stream *stream, const attn_sum *sum, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* dispatch.c does not call this for a merge without rows */
+    /* merges results over parts of the keys; not called for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
@@ -93,14 +93,15 @@ struct attn_backend {
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Does what attn_lse_start() does. NULL: the host computes the sums instead. */
+    /* Sums exp(score) over the keys of some rows on the device, to check a client's lse. NULL: the host computes the
+     * sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* Queues a piece of work, as attn_run_some() does. It is not called for empty problems. NULL: run() returns only
-     * when all is computed, so there is nothing to queue. */
+    /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() computes
+     * everything before it returns, so the backend has no work to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    /* returns whether run_some() left out rows that are slow to compute; NULL: it never leaves out rows */
+    /* returns whether run_some() left out rows that are slow to compute; NULL: run_some() never leaves out rows */
     bool (*left_rows)(attn_stream *stream);
     /* The functions of attn_truth (float64 results). All are NULL if the backend computes no truth. truth() always gets
      * a workspace, and is never called on a cancelled stream. */
@@ -116,7 +117,7 @@ struct attn_backend {
  * refuse the problem: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel
+/* Makes a plan as attn_plan_make() does, but for the given `features`. Tests use it to add a feature that no kernel
  * supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);

@@ -68,7 +68,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* bytes of an index as text: for each axis the digits and sign of an int64_t, a comma and a space */
+/* bytes of an index as text: each axis takes up to 20 bytes for an int64_t with its sign, and 2 for a comma and a
+ * space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 /* Writes an index or a shape as text: "[0, 3, 17]". */
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
@@ -80,8 +81,8 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
     return text;
 }
 
-/* Returns whether this operation uses the tensor. A forward ignores tensors that only a backward uses, so that a client
- * can send one problem to both. */
+/* Returns whether the problem's operation (forward, backward or observe) uses the tensor. A forward ignores tensors
+ * that only a backward uses, so that a client can send one problem to both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
@@ -101,7 +102,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` lacks the first letter of `all` where the tensor lacks its first axis */
+        /* `letters` may lack the first letter of `all`, because some tensors may be given without their first axis */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -450,7 +451,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    /* the limits of ATTN_SCORE_OPTION_MAP refuse NaN too, because a comparison with NaN is false */
+    /* refuses NaN too, because every comparison with NaN is false */
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->window_left < -1)
@@ -559,7 +560,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* not used, because a bias has no limit: even -inf is valid */
+    (void)limit; /* the parameter is not used, because a bias has no limit: even -inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -583,7 +584,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    /* number of elements that an inner loop tests; the loop has a fixed length, so that the compiler vectorises it */
+    /* number of elements that an inner loop tests; the fixed number lets the compiler vectorise the loop */
     enum { AT_ONCE = 64 };
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
@@ -613,13 +614,13 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            /* "nan" is written without printf(), which might add the sign of a NaN */
+            /* writes "nan" without printf(), because printf() may write "-nan" */
             if (isnan(value)) snprintf(is, sizeof is, "nan");
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        /* moves to the next row as an odometer does: the index of the last axis but one counts fastest */
+        /* moves `index` to the next row as an odometer does: the last axis but one counts fastest */
         int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
@@ -723,8 +724,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of the table are one row in memory, of which the first `seen` entries have been
-         * checked already */
+        /* with stride 0 all rows of the table are one row in memory; skip it if the `seen` entries checked so far are
+         * enough */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -830,7 +831,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* a q or k without rows gets no hint: read in the other layout (bshd or bhsd), it would have 0 heads, and would be
+    /* no hint if q or k has an axis of size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would be
      * valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
@@ -873,8 +874,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    /* sizes of out and lse must fit in int64_t even where the client does not want them, because kernels compute
-     * both */
+    /* out and lse must fit in int64_t even where the client does not want them, because kernels compute both */
     {
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };

@@ -36,8 +36,8 @@ struct attn_counter {
     int64_t planes_b, heads;
     double each; /* number of (batch row, head) pairs for which each plane stands */
 
-    /* The plane (batch row and head) that is being counted, and the place in it where the next step goes on: a band of
-     * rows, a block of keys, or a row. */
+    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a band
+     * of rows, of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows sees than the band before it (add_rows()). For
@@ -116,7 +116,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* Adds a tile to the counts. It has `pairs` (query, key) pairs, of which `seen` are visible. */
+/* Adds a tile to the counts. The tile has `pairs` (query, key) pairs, and the masks let `seen` of them through. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -153,7 +153,7 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Adds a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
+/* Counts a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
  * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
  * to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
@@ -170,7 +170,7 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of tile[1] keys, key by key. */
+/* Counts the tiles of one block of tile[1] keys: visits the keys one by one. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];

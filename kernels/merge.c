@@ -17,12 +17,13 @@
  * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* For one row of a merge: the weight of each part, and the dot product dout . out of each part. */
+/* For one row of a merge: each part's share of the row, and its dot product dout . out; `mean` is the mean of the
+ * products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
 
-/* Converts `columns` numbers of a row to float. */
+/* Converts `columns` numbers of a row to float and writes them to `to`. */
 static void load(float to[COLUMNS], attn_dtype dtype, const void *from, int64_t at, int64_t columns)
 {
     if (columns < COLUMNS) memset(to, 0, COLUMNS * sizeof *to);
@@ -91,7 +92,8 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* Computes dout . out of each part for one row, and the mean of these products weighted by the parts' shares. */
+/* Computes dout . out of each part for one row, and the mean of these products weighted by each part's share of the row
+ * (attn_merge_share()). */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -127,7 +129,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* find_dots() must not write the parts' gradients, because attn_merge_rows() writes them */
+    m.gradients = false; /* so find_dots() writes no gradients of parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -182,7 +184,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* the names of four axes take 32 bytes, so `axes` is large enough */
+    /* `axes` is large enough, because the names of four axes take 32 bytes */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
@@ -215,8 +217,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the tensors of all parts have equal strides, because the plan of a merge has one set of strides for
- * them. */
+/* Checks that the tensors of all parts have equal strides, because the plan of a merge stores only one set of strides
+ * for them. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;

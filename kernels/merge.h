@@ -28,7 +28,7 @@ ATTN_HD float attn_merge_weight(float lse, float top)
     return lse == -INFINITY ? 0 : expf(lse - top);
 }
 
-/* Computes sum += weight * part for each of `columns` numbers. */
+/* Computes sum[c] += weight * part[c] for each column c of `columns`. */
 ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t columns)
 {
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
@@ -61,9 +61,9 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
     return m->B * m->Sq * m->H;
 }
 
-/* One row of a merge. Row number n is head n % H of query n / H. */
+/* One row of a merge. Row number n is query n / H of head n % H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: index of the row in the array lse of each part */
+    int64_t b, h, i, lse_at; /* batch row, head and query; lse_at: index of the row in the array lse of each part */
     float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */

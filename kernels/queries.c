@@ -4,7 +4,7 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* For a problem whose window is bounded on the right: returns r such that query i sees keys up to i + r. */
+/* For a problem whose window is bounded on the right: returns the r for which query i sees keys up to i + r. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -64,7 +64,7 @@ bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id)
     return p->tensor[id].rank > 0 && attn_writes(p, id) && query_axis(p, id) < 0;
 }
 
-/* Returns the number of pairs of the first `queries` queries of a head and the keys that they see. */
+/* Returns the number of (query, key) pairs that the masks let through for the first `queries` queries of a head. */
 static int64_t pairs_of(const attn_problem *p, const attn_dims *d, int64_t queries)
 {
     return is_bounded(p) ? attn_clamped_sum(reach_of(p, d) + 1, queries, d->Sk) : queries * d->Sk;

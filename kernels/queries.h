@@ -36,7 +36,8 @@ bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
 /* Divides the queries into `count` ranges with about equally many pairs of a query and a key that it sees. Range n is
  * ends[n - 1] to ends[n] - 1, and the first begins at 0; shares[n] is its share of all pairs. Every range but the last
- * ends at a multiple of ATTN_QUERY_UNIT. False: there are fewer than `count` units of queries. */
+ * ends at a multiple of ATTN_QUERY_UNIT. Returns false if there are fewer than `count` units of ATTN_QUERY_UNIT
+ * queries. */
 bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double *shares);
 
 #ifdef __cplusplus

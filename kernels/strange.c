@@ -27,7 +27,7 @@ enum {
     TILE = 64,
 };
 
-/* A problem, and bounds on the size of the numbers in its tensors. */
+/* The problem that is sampled, and bounds on the size of the numbers in its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
@@ -98,7 +98,7 @@ static uint32_t most_bits(const char *from, attn_dtype dtype, int64_t n)
     }
 }
 
-/* Returns the largest |x| of a tensor of rank 3 or 4; infinity where a number is not finite. */
+/* Returns the largest |x| of a tensor of rank 3 or 4; infinity if some number of the tensor is not finite. */
 static double most_of(const attn_tensor *t)
 {
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
@@ -139,7 +139,7 @@ static double product_most(const struct look *look, double q, double k)
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    /* a partial sum of q . k may be infinite, even if the scaled score is within range */
+    /* a partial sum of q . k may be infinite in float32, even if the scaled score is within range */
     if (!(dot < FLT_MAX)) return INFINITY;
     return scale * dot;
 }
@@ -149,8 +149,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k, first by their dtypes, then by their largest numbers. It fills in the members of
- * *look that depend on these bounds. */
+/* Bounds the products of q and k: first by the largest number of their dtypes, then, if that is not enough, by their
+ * largest elements. It fills in the members of *look that depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -231,7 +231,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* Returns the step from one key that is read to the next: 1 (every key is read) if the row has few keys. */
+/* Returns the step from one key that is read to the next. It is 1 (every key is read) if the row has few keys. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -291,8 +291,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, it reads only some of
- * them. */
+/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, the function reads only
+ * some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -312,8 +312,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* The scores of the row are so large that q . k may be too small to change them. All scores are then the bias.
-     * Kernels recognise such a row by its equal biases, and compute it fast. */
+    /* Where the row's biases are so large that q . k cannot change them, every score equals its bias. Kernels recognise
+     * such a row by its equal biases, and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -400,7 +400,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* if the sums of P V may be infinite, every row counts as costly (slow to compute) */
+        /* the sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

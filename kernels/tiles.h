@@ -70,7 +70,7 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 }
 
 /* Returns the offset in elements of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only
- * this function and attn_keys_in_a_row() handle pages. */
+ * attn_key_at() and attn_keys_in_a_row() know of pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -79,8 +79,8 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. With pages these
- * are the rows up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. If keys are in
+ * pages, these are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -96,8 +96,8 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 /* The bound of a window side that hides nothing: no key is this far from a query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and no memory of
- * tensors. See kernels/attention.c. */
+/* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and none of the
+ * tensors' memory. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -140,7 +140,7 @@ ATTN_HD bool attn_has_padding(const attn_geometry *g)
 /* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */
 
 typedef struct attn_range {
-    int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
+    int64_t lo, hi; /* a range of indices x with lo <= x < hi; the range is empty where lo == hi */
 } attn_range;
 
 /* Returns i' - i, where i' is the position of query i among the keys. The last query has the position of the last key.

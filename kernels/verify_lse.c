@@ -36,7 +36,7 @@
 enum {
     /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
     FIRST_ROWS = 4,
-    /* in a large problem one row of every ROWS_SHARE is checked first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
     ROWS_SHARE = 128,
     /* if the lse of at least this many rows fits a conversion (such as base 2), the conversion counts as found */
     ENOUGH_ROWS = 4,
@@ -98,7 +98,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* if the problem has only one mask, an earlier variant in the table already leaves this mask out */
+            /* if the problem has only one mask, the variant without all masks, which is earlier in the table, already
+             * leaves it out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -167,7 +168,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a query behind the sequence's end is replaced by a query of the sequence */
+        row.i %= s.Sq; /* the query is behind the sequence's end: take another query of the sequence instead */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -175,7 +176,8 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list of rows, because those that are checked first must come from all parts of the problem. */
+    /* Shuffles the list of rows, because the rows at its beginning are checked first and must come from all parts of
+     * the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];

@@ -3,7 +3,7 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before score.h */
+/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before it includes score.h */
 #define ATTN_SCORES_IN_DOUBLE
 
 #include <float.h>
@@ -25,11 +25,12 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the options as given, with some of them left out, or with another scale. */
+/* One variant of the scores: scores with the options as given, with some of them left out, or with another scale. */
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: sums are made for this variant: it is list[0], or it differs from list[0] */
+    bool applies;     /* true: the rows are summed by this variant, because it is list[0] or its scores differ from
+                       * those of list[0] */
 } lse_variant;
 
 typedef struct lse_variants {

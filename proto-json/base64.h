@@ -41,21 +41,21 @@ typedef struct base64_decoder {
  * the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Decodes text that must be base64 to its last character. False: the text has a character that cannot stand in its
- * place, and decoder->offset is the position of that character. base64_decode_until() describes the arguments. */
+/* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;
+ * decoder->offset is then the position of that character. base64_decode_until() describes the arguments. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Call this when the text is complete. False: the text ends inside a group of four characters, and decoder->offset is
- * the length of the text. */
+/* Call this when the text is complete. Returns false if the text ends inside a group of four characters;
+ * decoder->offset is then the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns why the decoder stopped at the character `found`: static text that can follow words such as "at offset 17:
- * ". */
+/* Returns the reason why the decoder stopped at the character `found`. The reason is static text that can follow words
+ * such as "at offset 17: ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. `bytes` are the
- * `count` bytes that the decoder has written. */
+/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. The function
+ * makes the characters again from `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* Length in characters of the base64 text of `bytes` bytes. */
@@ -69,8 +69,8 @@ void base64_encode(const uint8_t *bytes, size_t count, char *text);
  * always "scalar". */
 const char *const *base64_variants(void);
 
-/* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. False: this processor cannot
- * run it. */
+/* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. Returns false if this
+ * processor cannot run the variant. */
 bool base64_use(const char *variant);
 
 #endif

@@ -5,8 +5,8 @@
  *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
  *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
  *
- * A reader turns names, shapes and options into the members of a JSON body. It reports only errors of its own
- * format. */
+ * A reader (the functions that read a body) turns names, shapes and options into the members of a JSON body. The reader
+ * reports only errors of its own format; parse.c reports all others. */
 #ifndef FORMAT_H
 #define FORMAT_H
 
@@ -32,7 +32,8 @@ struct format_body {
     uint64_t binary, shared, binary_parts[2];
     /* for a merge: one more than the index of the last part whose gradient the body names as an output */
     int gradients;
-    /* position in the body of each input tensor, an array of PROTO_TENSORS; NULL: the format has no positions */
+    /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
+     * positions */
     const proto_input *inputs;
 };
 
@@ -60,7 +61,7 @@ struct proto_format {
      * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The members below serve the format's answers. */
+    /* The members below are for writing answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */

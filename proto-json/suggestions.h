@@ -1,6 +1,6 @@
-/* suggestions.h: hints about words and values of other programs, and what this server takes instead. The tables are
- * read only after a refusal, so correct requests take no longer. To add a hint, add a word to a row of suggestions.c,
- * or add a row. */
+/* suggestions.h: hints for clients that write words and values of other programs: they say what this server takes
+ * instead. The tables are read only after a refusal, so correct requests take no longer. To add a hint, add a word to a
+ * row of suggestions.c, or add a row. */
 #ifndef SUGGESTIONS_H
 #define SUGGESTIONS_H
 
@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
- * proto_operations[], because the operations take different members. */
+/* The places where an unknown word may stand. For a member of a problem, the place is the name of the operation
+ * (proto_operations[]), because each operation takes other members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
@@ -27,8 +27,8 @@ struct suggestion {
 };
 extern const struct suggestion suggestions[]; /* the last row has places == NULL */
 
-/* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Case and
- * underscores do not count: isCausal is is_causal. */
+/* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Upper or lower
+ * case and underscores make no difference: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
@@ -64,7 +64,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is
- * text in brackets to append to the message; "": there is none. */
+ * text in parentheses for the end of the message; "": there is none. */
 const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found);
 
 #endif

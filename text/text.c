@@ -49,7 +49,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* adds an empty piece, so that even an empty text has memory for its NUL */
+    text_put(t, "", 0); /* adds an empty piece to the text, so that even an empty text has memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -201,8 +201,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters that join the words of a name, such as _ and -: cu_seqlens_q, cu-seqlens-q, "cu seqlens q" and
- * cuSeqlensQ are the same name. */
+/* Skips the characters between the words of a name, such as _ and -, because cu_seqlens_q, cu-seqlens-q, "cu seqlens q"
+ * and cuSeqlensQ are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
@@ -263,7 +263,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* with so many typing mistakes in a name of this length, the two names are not similar */
+        return; /* two names with so many typing mistakes between them are not similar, given the length of this name */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -26,7 +26,7 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 struct text {
     char *at;
     size_t used;  /* number of bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure equal to `used`, so that no later piece fits */
+    size_t size;  /* bytes of memory at `at`; after a failure it is set to `used`, so that no later piece fits */
     size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
@@ -73,7 +73,8 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
 
-/* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
+/* Writes x in decimal so that its last digit is before `end`; returns the address of the first digit. TEXT_DIGITS bytes
+ * must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);
@@ -103,7 +104,8 @@ static inline void text_put_ms(struct text *t, int64_t ns)
     text_put_three(t, (unsigned)(us % 1000));
 }
 
-/* Appends a finite x (3 as 3, 0.25 as 0.25) with 15, 16 or 17 digits: the fewest that read back as the same double. */
+/* Appends a finite x with 15, 16 or 17 digits: the fewest that read back as the same double. 3 becomes 3, and 0.25
+ * becomes 0.25. */
 void text_put_double(struct text *t, double x);
 
 /* Reads the decimal number at `text`. Returns the address behind its last digit. Returns NULL if `text` does not begin

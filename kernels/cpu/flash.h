@@ -41,9 +41,8 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
 
-/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A new
- * feature of attention.h is missing here until the fast kernels have it; until then the kernel "double" computes
- * problems with it. */
+/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A problem
+ * with a feature that is not in this list is computed by the kernel "double". */
 #define FLASH_FEATURES                                                                                                \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
      ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
@@ -86,12 +85,12 @@ enum flash_path {
 };
 
 /* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
- * top. A row that sees no key has -inf and 0. */
+ * top. If a row sees no key, `top` is -inf and `rest` is 0. */
 struct flash_lse {
     double top, rest;
 };
 
-/* Properties of a tile's values that packing found, as a set of bits. */
+/* What packing found in the numbers of a tile, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
@@ -102,7 +101,7 @@ enum flash_values {
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    /* every score must be computed in double; if lse.top is NaN, the scores are not computed but become NaN */
+    /* every score must be computed in double; if lse.top is NaN, all scores of the row become NaN instead */
     FLASH_EXACT,
     FLASH_ALIKE, /* every key that the row sees has the same score z */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
@@ -118,7 +117,7 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    /* true: K and V are packed once for all row tiles; false: each row tile packs the keys that it needs */
+    /* true: K and V are packed once for all row tiles; false: each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
@@ -127,8 +126,8 @@ struct flash_sequence {
     int64_t tiles; /* number of row tiles per key/value head */
     /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
     int64_t rows;
-    /* splits: number of runs of keys (spans) into which the keys of a row tile are split, or 1; span: number of keys in
-     * each of them */
+    /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
+     * span */
     int64_t splits, span;
     /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
     int64_t part_rows;
@@ -138,7 +137,7 @@ struct flash_sequence {
 /* A row tile: queries of one head, or of several heads of one key/value head's group, that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
-    int64_t b, hk; /* sequence, key/value head */
+    int64_t b, hk; /* the tile's sequence b and key/value head hk */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
     int64_t h, i0; /* h: first query head of the tile; i0: first query of the tile in its sequence */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
@@ -166,7 +165,7 @@ struct flash {
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    /* true: scores depend only on q, k, a positive scale, and the range of columns that each row sees */
+    /* true: the scores have no options but a positive scale, and each row sees one range of keys */
     bool plain;
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
@@ -187,7 +186,7 @@ struct flash {
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* for each key tile, what packing found in its values: bits of enum flash_values */
+    uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
     /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
      * keys */
@@ -203,12 +202,12 @@ struct flash {
     /* Arrays of a backward with an entry for each row. */
     char *Qa, *dOa;           /* Q and dO as operands A of matrix products (simd.h), one row after the other */
     char *Qat, *dOat;         /* Q and dO as transposed operands A, one row tile after the other */
-    float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; entries of all other rows
-     * are not written */
+    float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
+    /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
+     * rows are undefined */
     struct flash_strange *strange;
-    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; FLASH_WILD is about
-     * Q, FLASH_UNREAL about dO */
+    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; the bit FLASH_WILD
+     * is about Q, and FLASH_UNREAL about dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -239,14 +238,14 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How many row tiles a chunk of keys has finished in a backward: all before `tile`. The struct fills a cache line, so
- * that threads that poll one chunk do not slow down the threads of other chunks. */
+/* How far a chunk of keys is in a backward: it has finished all row tiles before `tile`. The struct fills a cache line,
+ * so that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every item divides the memory anew, from
- * the start. */
+/* The scratch memory of a thread, large enough for each problem of the run. Every item (unit of parallel work) divides
+ * the memory from its start among its own arrays. */
 struct flash_scratch {
     char *memory;
 };
@@ -300,12 +299,12 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds which columns of the keys j0 to j1 - 1 a row tile sees, where j0 is a multiple of FLASH_UNIT. Returns false if
- * the tile sees none of these keys. */
+/* Finds which of the keys j0 to j1 - 1 a row tile sees, as columns of *block; j0 is a multiple of FLASH_UNIT. Returns
+ * false if the tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory in which flash_scores() notes which columns (keys) each row of a tile may see. */
+/* Scratch memory in which flash_scores() stores which columns (keys) each row of a tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
@@ -320,9 +319,9 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
-/* Writes 1 for each pair of a block that dropout keeps, and 0 for each that it drops. The factor 1 / (1 - p) is applied
- * to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded with P to the operand's
- * type, and a P of 1 would not stay exact. */
+/* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
+ * (1 - p) is applied to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded with P
+ * to the operand's type, and a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
@@ -330,8 +329,8 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
  * keys from key j on, n <= FLASH_MASK_BLOCK. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the matrix is the
- * tensor's memory; otherwise the rows are copied to `scratch` (t->rows * cols elements). */
+/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns
+ * an address in the tensor's own memory; otherwise it copies the rows to `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
 /* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
@@ -349,9 +348,9 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 }
 
 /* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. Where a page ends earlier, the
- * matrix ends with it, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit` rows are
- * gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not depend on
- * where pages end. */
+ * matrix ends with the page, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit`
+ * rows are gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not
+ * depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -382,7 +381,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return enum flash_values. `scratch` has FLASH_UNIT * cols floats. */
+ * and infinity. Both return what they found in the numbers, as bits of enum flash_values. `scratch` has FLASH_UNIT *
+ * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
@@ -392,8 +392,8 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* ---- The phases of a run, one function for each ------------------------------------------------------------------ */
 
-/* Each function ..._item() computes item (unit of work) number `item` of its phase, for this problem. Each function
- * ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */
+/* Each function ..._item() computes item (unit of parallel work) number `item` of its phase, for the problem f. Each
+ * function ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */
 void flash_forward_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item);
@@ -417,7 +417,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
  * again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
-    /* a row that sees a key has m = -inf only after an overflow, because a visible score is never -inf after score() */
+    /* a row that sees a key has m = -inf only after an overflow, because score() makes every visible score larger than
+     * -inf */
     if (m == -INFINITY && l == 0) {
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
@@ -425,21 +426,21 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* row_end.c: finishes the running O, m and l of a row tile. If the tile's keys are split, it stores a partial result;
- * otherwise it writes out and lse (in a backward: lse2 and delta). It changes O. `inverse`: t->rows floats of scratch.
- * `large`: O may have overflowed. */
+/* row_end.c: ends the computation of a row tile, whose running output, maximum and sum are O, m and l. If the tile's
+ * keys are split, it stores a partial result; otherwise it writes out and lse (in a backward: lse2 and delta). The
+ * function changes O. `inverse`: scratch memory for t->rows floats. `large`: O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
-/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters are those of
- * flash_row_end_part(). */
+/* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the
+ * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
- * part_l. */
+/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
+ * and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
-/* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is
- * rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
+/* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
+ * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
  * makes dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
@@ -450,15 +451,15 @@ void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, 
 /* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
-/* The keys of a row that have the largest scores, in descending order of score. */
+/* The keys of a row that have the largest scores so far, in descending order of score. */
 struct flash_top {
     int most, count; /* most: number of scores that are wanted; count: number of scores that are stored */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the smallest score in a full list, which a score must exceed to be added; -INFINITY if the list is not
- * full. */
+/* Returns the number that a score must exceed to be added: the smallest score in a full list; -INFINITY if the list is
+ * not full. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
@@ -486,8 +487,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse for gradient(): in `strange`, and in lse2 (float32, base 2). lse2 becomes NaN if float32 does not
- * suffice. */
+/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2), or in f->strange if float32 does not
+ * suffice; f->lse2 then becomes NaN. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -502,8 +503,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes them again, because their products may have overflowed. Also
- * computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), and computes them again in double, because their products q . k may have
+ * overflowed. Also computes softcap's factor for the gradients of these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

@@ -16,7 +16,7 @@
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
  * used, because they may be NaN. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
  *
- * plain.c makes a device of this file, named "paper". The device's kernel rows list what it computes. */
+ * plain.c makes the device "paper" from this file. PAPER_FEATURES of plain.c lists what the device computes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ struct head {
     double S[Br][Bc];
 };
 
-/* dot() returns x . y, and add() computes y += a x, both for vectors of n numbers */
+/* dot() returns x . y, and add() computes y += a x, where x and y are vectors of n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
@@ -82,7 +82,8 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue; /* the row sees no key of this block or of an earlier one */
+                if (most == -INFINITY) continue; /* skips the row, because it has seen no key yet: a maximum of -inf
+                                                  * would give NaN */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */

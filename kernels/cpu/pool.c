@@ -9,8 +9,8 @@
  * take items from its atomic counter. When another loop is linked, workers leave their loop after the current item.
  * They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the fewest.
  * Invariants, all under `lock`:
- *   1. A worker touches a loop only between inside++ and inside--.
- *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish.
+ *   1. A worker touches a loop only after it has counted itself in loop.inside, and before it subtracts itself again.
+ *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory ends.
  *   3. `posted` counts the loops that were ever linked; a polling worker reads it without the lock.
  *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop.
  *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
@@ -120,7 +120,7 @@ static bool take_item(struct parallel_for *loop, int worker)
 }
 
 /* Takes items of a loop, on a worker thread. The worker leaves the loop when another loop has been posted. It also
- * leaves when more threads compute than the pool has, because a thread with a loop of its own has begun. */
+ * leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -150,7 +150,7 @@ static int owners(const struct pool *pool)
     return count;
 }
 
-/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold
+/* Returns the loop of which a worker should compute items; NULL if no loop has an item left. The caller must hold
  * pool->lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
@@ -169,13 +169,13 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* Returns whether one more thread may compute in the pool now. The caller must hold pool->lock. */
+/* Returns whether one more thread may start to compute. The caller must hold pool->lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold
+/* Adds `change` to the number of threads that compute, both in the whole pool and in `part`. The caller must hold
  * pool->lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
@@ -184,8 +184,9 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share, while other owners
- * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold pool->lock. */
+/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share of the pool, while
+ * other owners lack threads. `own` is 1 if the calling thread pauses and is to be counted as one more thread, otherwise
+ * 0. The caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -321,7 +322,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* threads have taken all items of the loop */
+    /* the loop has ended here, so threads have taken all of its items */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
     /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
@@ -374,7 +375,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started earlier may read `threads`, so the lock is needed */
+        /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
         /* pool_close() joins the threads counted here, even if a later thread could not be started */
         pool->threads = n + 1;

@@ -10,7 +10,7 @@
 enum { CLOSE_ROWS = 64 };
 
 /* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
- * / l times dropout's factor. A row that sees no key gets inverse 0, and lse2 is -inf or the sink. */
+ * / l times dropout's factor. A row that sees no key gets inverse 0, and its lse2 is -inf, or the sink in base 2. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -33,14 +33,14 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V that could overflow */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V, so nothing can have overflowed */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
 /* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
- * Writes the row's out to `row`. Returns false if the scores are not all equal. */
+ * Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -125,8 +125,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
- * part_l. */
+/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
+ * and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

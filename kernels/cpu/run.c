@@ -22,8 +22,8 @@
 /* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
- * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
- * first row of the table that fits the compute type and the larger of D and Dv applies. */
+ * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
+ * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
     /* element: the dtype in which operands of matrix products are stored; parts: how many numbers of this dtype
      * together store one number (simd_split.h) */
@@ -47,10 +47,10 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a run (span) into which the keys of a row tile are split, so that threads compute the runs side
-     * by side; a multiple of every BN (keys of a tile) */
+    /* number of keys of a span. The keys of a row tile are split into spans, which threads compute side by side; a
+     * multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
-    /* number of keys of a run if there are few query rows (the path FLASH_DOTS), because an item then does less work
+    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because an item then does less work
      * per key */
     SPLIT_DOT_KEYS = 512,
     /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
@@ -59,8 +59,8 @@ enum {
     DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item (unit of work) sets to zero */
 };
 
-/* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
- * thread takes as long. */
+/* A run with fewer floating point operations than this takes 10 to 50 us. The calling thread computes it alone, because
+ * waking another thread takes as long. */
 static const double small_flops = 6e6;
 
 /* Numbers of tiles, rows and so on, summed over the sequences of a problem. They are exact if the lengths of the
@@ -78,7 +78,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets the members of *q that depend only on the lengths of the sequence. */
+/* Sets the members of *q that depend on nothing but the sequence's lengths. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -104,8 +104,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K: the chunks also write the zero gradients
-     * of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K, because the chunks also write the zero
+     * gradients of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -185,7 +185,7 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
  * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. f32 is chosen if the padding would cost more time than the faster products save. */
+ * Dv to multiples of 32. The function chooses f32 if the padding would cost more time than the faster products save. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
@@ -259,8 +259,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's part of the workspace among its arrays. If the arena has no memory, cut() only adds up the
- * bytes of the arrays. */
+/* Divides the problem's part of the workspace among the problem's arrays. If the arena has no memory, cut() only adds
+ * up the bytes of the arrays. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -402,7 +402,7 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel, the remaining items do nothing */
+    /* after a cancel this function returns at once for each remaining item */
     if (attn_is_cancelled(run->cancel)) return;
     /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
      * `item`. */

@@ -86,13 +86,13 @@ enum {
     SIMD_A_ROWS = 16,
 };
 
-/* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
- * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
+/* A number below SIMD_TAME in size cannot cause an overflow: sums of 2^63 such numbers are finite. Partial sums of a
+ * dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME 0x1p58f
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* How to compute scores with more options than a scale: see score() of struct simd. */
+/* The options of scores, for score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
@@ -128,7 +128,7 @@ struct simd_score {
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
-    const float *S;     /* raw scores (products q . k), or the scores that score() made from them */
+    const float *S;     /* products q . k, or the scores that score() has made from them */
     const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
@@ -148,7 +148,8 @@ struct simd_gradient {
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };
 
-/* A compute type: the format of operands of products, and the functions that read and write operands. */
+/* A compute type: the format in which operands of matrix products are stored, and the functions that read and write
+ * operands. */
 struct simd_type {
     attn_dtype dtype; /* dtype of the elements of an operand: ATTN_F32 or ATTN_BF16 */
     int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
@@ -159,8 +160,8 @@ struct simd_type {
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
      * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. After false, the
-     * caller must handle larger numbers, whose sums may overflow. It must also handle NaN and infinity: multiplied by
-     * the zeros of hidden keys they would give NaN. */
+     * caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and infinity, because
+     * their products with the zeros of hidden keys would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -225,11 +226,11 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* Computes S[j] = q . K[j] in double, each product exact, for j < n. exact.c uses it for rows whose scores or sums
-     * exceed the range of float32. */
+    /* Computes S[j] = q . K[j] in double, with exact products, for each j < n. exact.c uses it for rows whose scores or
+     * sums exceed the range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
-    /* Returns whether every S[r][c] is a finite number. */
+    /* Returns whether all elements S[r][c] are finite numbers. */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
     /* Returns the largest |X[r][c]|; infinity where some element is not finite. */

@@ -58,8 +58,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. This is done for all rows
- * before the first product, because a tile load of memory that was stored a moment ago waits for the stores. */
+/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. The caller does this for all
+ * rows before the first product, because an AMX tile load waits if its memory was stored a moment ago. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);

@@ -62,7 +62,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* `n` is not needed: columns from n on are the row's padding, which is zero */
+    (void)n; /* `n` is not needed: columns from n on are padding of the row, which holds zeros */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -93,7 +93,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: if there is no second row, its half of the pair is zero */
+    (void)rows; /* `rows` is not needed: if there is no second row, the second half of each pair is zero */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }

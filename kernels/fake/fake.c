@@ -153,7 +153,7 @@ struct fake_device {
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
+    /* number of streams that are executing commands; while no stream is, memory that the test has lent to the device is
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
@@ -176,7 +176,7 @@ enum command_kind {
     COMMAND_MARK
 };
 
-/* A command that is queued on a stream. */
+/* A command that waits on a stream until it is executed. */
 struct command {
     enum command_kind kind;
     void *to; /* for COPY, PEER, MOVE, LSE and COMPARE: the address to which the command writes */
@@ -207,14 +207,15 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from `never` to `hold` say why the stream does not execute its commands. never: the stream will not
+    /* The members from `never` to `hold` say why the stream does not execute its commands. `never`: the stream will not
      * execute any command again. */
     bool never;
     int fails; /* the CUDA error with which the commands end; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* for RUN: every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run has left out rows */
+    /* members of a RUN. every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run on the stream
+     * has left out rows */
     bool every_row, left_rows;
 };
 
@@ -632,8 +633,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts an event. If the script has this fault for the event and names a file, waits as long as the file exists. Any
- * thread may call this function. */
+/* Counts an event of the device. If the script names a file for this fault and event, the function waits as long as the
+ * file exists. Any thread may call this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);
@@ -782,8 +783,8 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
-/* Injects the errors that the script of the fake device lists for this run of kernels, or for this sum of parts. The
- * caller must hold device->lock. */
+/* Produces the errors that the fake device's script lists for this run of kernels, or for this sum of parts. The caller
+ * must hold device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -1102,7 +1103,8 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* checked before this device's lock is taken, because no thread may hold the locks of two devices */
+    /* checked before this device's lock is taken, because source_is_there() takes the other device's lock, and no
+     * thread may hold two */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);
@@ -1177,7 +1179,7 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call that comes while the script holds the stream up is not counted as an event,
+/* Checks whether the stream is done. A call during which the script delays the stream is not counted as an event,
  * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {

@@ -22,8 +22,8 @@
 
 /* ---- The memory of a thread -------------------------------------------------------------------------------------- */
 
-/* Lays out `a` times `b` doubles at *used in `memory` and advances *used. If `memory` is NULL, it only counts the
- * bytes. */
+/* Reserves an array of `a` times `b` doubles at offset *used of `memory`, and adds its bytes to *used. If `memory` is
+ * NULL, the function only counts the bytes. */
 static void take(char *memory, int64_t *used, double **piece, int64_t a, int64_t b)
 {
     *piece = memory ? (double *)(void *)(memory + *used) : NULL;
@@ -121,7 +121,8 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b; if the variation mixes packed sequences, returns one sequence of all packed rows. */
+/* Returns sequence b; if the variation is the mistake of mixing packed sequences, returns one sequence of all packed
+ * rows. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);

@@ -9,7 +9,8 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, as a kernel does that stores x between two steps. Otherwise returns x. */
+/* Rounds x to float32 if c->in_float is set, because an emulated kernel stores x in float32 between two steps.
+ * Otherwise returns x. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
@@ -24,7 +25,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
         P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
-/* Adds what row r contributes to dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
+/* Adds what row r contributes to dbias, dslopes and dsinks. `dZ` is the gradient with respect to the row's scores. */
 static void add_sums(const struct compute *c, const variation *v, const struct compute_sums *sums, int64_t b, int64_t h,
                      int64_t i, int64_t r, const double *dZ)
 {
@@ -59,8 +60,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
     /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
-     * delta is therefore not exactly 0. The emulation of a kernel gets different roundings by adding the terms of delta
-     * from the last to the first. */
+     * delta is therefore not exactly 0. To get different roundings here too, the terms of delta are added from the last
+     * to the first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);
@@ -83,7 +84,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Returns the only tile of keys whose products row i adds to dq (mistake `only_last_tile`). */
+/* For the mistake `only_last_tile`: returns the one tile of keys from which the dq of row i is computed. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;

@@ -25,10 +25,10 @@
 /* The largest number of bytes that a judge may allocate, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer, the judge
- * computes the truth in less than 20 ms, so a device would save nothing. */
+/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer
+ * multiply-adds, the judge itself computes the truth in less than 20 ms, so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
-/* The largest number of bytes of truth (float64 results) that a judge takes from a device. */
+/* The largest number of bytes of truth (float64 results) that a device computes for a judge. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
 
 const char *judge_verdict_name(judge_verdict verdict)
@@ -109,8 +109,8 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a finished pass (run over tiles), and enters the next phase if it was the last pass of a
- * phase. */
+/* Stores the results of a finished pass (run over tiles), and enters the next phase if this pass was the last one of
+ * its phase. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
@@ -170,7 +170,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
+    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on although time is short */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;

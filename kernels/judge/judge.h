@@ -61,12 +61,14 @@ typedef struct judge_place {
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the errors. `now` and `if_so` are largest differences of the tensor that the mistake explains
- * best: `now` from the truth (float64 results), `if_so` from the results of a kernel with the mistake. */
+/* A mistake that explains the errors. `now` and `if_so` are about the tensor that the mistake explains best: `now` is
+ * its largest difference from the truth (float64 results), `if_so` its largest difference from the results of a kernel
+ * with the mistake. */
 typedef struct judge_explanation {
     /* true: the mistake removes most of the error, but not all of it, so there must be other mistakes too */
     bool partly;
-    const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
+    const char *code, *and_code; /* code: the mistake's short name; and_code: that of a second mistake that is present
+                                  * at the same time, or NULL */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
@@ -85,8 +87,8 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` of out, lse and dq is from
-     * these rows */
+    /* number of query rows in which right kernels were emulated; judge_tensor.explained of out, lse and dq is measured
+     * on these rows */
     int64_t rows_emulated;
 } judge_result;
 
@@ -113,16 +115,16 @@ int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds)
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
  * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
  * may have the shape of another layout, because only its number of elements is checked. `truth` has the float64 results
- * of all rows that judge_wants() names, in host memory, and is borrowed until judge_close(). NULL: the judge computes
- * them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses as many rows as it
- * can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates right kernels in as
- * many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE
- * (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
+ * of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close(). If `truth` is NULL,
+ * the judge computes them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses
+ * as many rows as it can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates
+ * right kernels in as many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is
+ * named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this function when half of the judge's time is over and the truth is not complete. The judge then leaves out
- * chosen rows that it has not computed in float64 yet. */
+/* Call this function when half of the judge's time is over and the truth (float64 results) is not complete. The judge
+ * then leaves out chosen rows that it has not computed in float64 yet. */
 void judge_hurry(judge *j);
 /* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);

@@ -7,7 +7,7 @@
 
 #include "kernels/judge/emulate.h"
 
-/* Right kernels that are emulated. */
+/* The right kernels that a judge emulates, to measure how far right results may be from the truth (float64 results). */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -36,8 +36,8 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Handles `count` computed rows of a tensor, each of `ld` numbers. PHASE_TRUTH stores the rows as the truth (float64
- * results). Other phases add up how far the rows differ from the caller's. */
+/* Handles `count` computed rows of a tensor. The rows have a distance of `ld` numbers in memory. PHASE_TRUTH stores the
+ * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -140,7 +140,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    /* dk and dv of a head are sums over the query heads that read it under the variation */
+    /* dk and dv of a key/value head are sums over the query heads that read this head, with the mistake of the
+     * variation */
     const bool of_keys = backward && wanted & COMPUTE_DK_DV;
     const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
     const struct compute_rows rows = { t->b, h, t->first, t->count };
@@ -176,8 +177,8 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Updates three figures of a result in PHASE_COMPARE for one number: the largest value of the truth (float64 results),
- * the largest error of rounding the truth to the result's dtype, and the count of NaN. */
+/* In PHASE_COMPARE: counts one number of a result in three figures of that result: the largest value of the truth
+ * (float64 results), the largest error of rounding the truth to the result's dtype, and the count of NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -188,8 +189,8 @@ static void measure(struct judge *j, int which, double got, double value)
     if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
 }
 
-/* Compares rows of the caller's tensor, which belong to a unit, with rows of the truth (float64 results) to which
- * converted() has applied the mistake. */
+/* Compares rows of the caller's tensor with rows of the truth (float64 results), in which converted() makes the
+ * mistake. The rows belong to the unit (tile) `unit`. */
 static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t kept, int64_t exist)
 {
@@ -213,7 +214,8 @@ static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, in
     if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], unit, difference_worst(&found));
 }
 
-/* Compares out, lse and dq of a tile of queries as convert_rows() does. */
+/* Compares out, lse and dq of a tile of queries with the truth (float64 results), in which converted() makes the
+ * mistake. */
 void pass_convert_rows(struct judge *j, int64_t tile)
 {
     const struct frame *const f = &j->frame;
@@ -226,7 +228,7 @@ void pass_convert_rows(struct judge *j, int64_t tile)
             convert_rows(j, tile, which, t->b, h, first, t->count, t->row, exist);
 }
 
-/* Compares dk and dv of a tile of keys as convert_rows() does. */
+/* Compares dk and dv of a tile of keys with the truth (float64 results), in which converted() makes the mistake. */
 void pass_convert_keys(struct judge *j, int64_t key_tile)
 {
     const struct frame *const f = &j->frame;

@@ -23,7 +23,7 @@ enum {
     PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
     PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
-    WORST_UNITS = 8, /* for each result, the number of units (those with the largest errors) that a judge remembers */
+    WORST_UNITS = 8, /* for each result, the number of units (tiles) with the largest errors that a judge remembers */
 };
 
 /* A unit is the least part of a problem whose results a pass can compute by itself: a tile of queries, or in a backward
@@ -43,13 +43,14 @@ enum phase {
     PHASE_DONE
 };
 
-/* A mistake: a row of hypotheses[], and the number of one of its variants. */
+/* A mistake: `row` is its row in hypotheses[], the table of mistakes, and `variant` the number of one of its
+ * variants. */
 struct mistake {
     int row, variant;
     bool alone; /* true: only the backward has the mistake; out and lse are right */
 };
 
-/* One mistake, or two at once, that is tested against the caller's results. */
+/* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
 struct candidate {
     /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
@@ -62,7 +63,7 @@ struct candidate {
      * the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would change a tensor that the caller has right */
+    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that the caller has right */
     /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
@@ -70,18 +71,20 @@ struct candidate {
     bool whole;
 };
 
-/* The units in which one result has its largest errors. */
+/* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
     int64_t unit[WORST_UNITS]; /* numbers of the units, in descending order of error */
     double error[WORST_UNITS];
 };
 
-/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up their differences. */
+/* A pass computes tiles of a frame (a problem cut into tiles) with one variation (a mistake, or none), and sums up how
+ * far their results are from other results. */
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles of the pass, or numbers of its units; NULL: all tiles */
+    const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
+                          * tiles */
     /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
      * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile */
     bool by_units;
@@ -90,9 +93,9 @@ struct pass {
     int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
     /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
     bool converts;
-    bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
-    /* true: the variation has the out and lse of the truth (float64 results), which makes a tile of keys little work.
-     * Emulations of tiles of keys always take out and lse from the truth. */
+    bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
+    /* true: the mistake leaves out and lse as they are in the truth (float64 results), which makes a tile of keys
+     * little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
     /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
     int emulation;
@@ -100,7 +103,8 @@ struct pass {
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
     bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
-    struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
+    struct difference found[FRAME_TENSORS]; /* differences from the caller's results (or the truth), summed over the
+                                             * computed tiles */
     struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
@@ -124,9 +128,10 @@ struct judge {
     bool in_pass;
     int index; /* index of the running pass among the passes of its phase */
 
-    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
-    /* numbers of the units in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
-     * computed the truth (float64 results) and emulating all tiles would take too long. */
+    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
+                                              * errors */
+    /* numbers of the units (tiles) in which right kernels are emulated; NULL: all tiles. The list exists only if a
+     * device has computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
     /* differences between an emulated right kernel and the truth (float64 results), for the emulation with the largest
@@ -148,10 +153,11 @@ struct judge {
     /* numbers of the units of `other` on which mistakes are tested first; NULL: all tiles of `other` */
     int64_t *other_sample;
     int64_t other_count;
-    struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
+    struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* candidates 0 to singles - 1 are single mistakes; the other candidates are pairs */
+    int candidate_count, singles; /* of the tested candidates, numbers 0 to singles - 1 are single mistakes; the others
+                                   * are pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
@@ -164,12 +170,12 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 }
 
 /* pass_begin() begins a pass over the tiles (or units, if units_are_sampled()) list[0] to list[count - 1], or over all
- * tiles if `list` is NULL. pass_step() does the work of the next tile, and returns true when the pass has no more
- * tiles. */
+ * tiles if `list` is NULL. `v` is the variation (a mistake, or none) that the pass computes. pass_step() does the work
+ * of the next tile, and returns true when the pass has no more tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
-/* Functions of pass.c that steps.c calls. They are explained where they are defined. */
+/* Functions of pass.c that steps.c calls. Comments in pass.c explain them. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h);
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk);
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept);
@@ -180,7 +186,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
 void pass_convert_rows(struct judge *j, int64_t tile);
 void pass_convert_keys(struct judge *j, int64_t key_tile);
 
-/* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE and PHASE_EMULATE. */
+/* Sets the judge's members `verdict`, `wrong` and `tensor`, by the differences that PHASE_COMPARE and PHASE_EMULATE
+ * found. */
 void verdict_decide(struct judge *j);
 
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
@@ -197,8 +204,8 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
  * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether a judge with a sample of units could not compare dk and dv with this candidate's, because computing
- * out and lse of the whole head for it is much work. */
+/* Returns whether a judge with a sample of units (tiles) did not compare dk and dv when it tested this candidate,
+ * because computing out and lse of the whole head is much work. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
@@ -206,11 +213,11 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
  * mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
- * for the list, all tiles are emulated. units_add() adds a unit to a list that does not have it yet, and returns the
- * list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries or of keys.
- * units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(), so that
- * tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. If there is no
+ * memory for the list, all tiles are emulated. units_add() adds a unit to a list unless the list already has it, and
+ * returns the list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries or
+ * of keys. units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(),
+ * so that tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
@@ -221,7 +228,8 @@ static inline int64_t units_room(const struct frame *f)
 {
     return f->count + f->key_count + 1;
 }
-/* Returns the kind of units in which errors of result `which` of frame_tensors[] are noted. */
+/* Returns the kind of units (tiles of queries or of keys) in which errors of result `which` of frame_tensors[] are
+ * counted. */
 static inline enum unit_kind units_kind_of(int which)
 {
     return which < FRAME_ROW_TENSORS ? UNIT_QUERIES : UNIT_KEYS;

@@ -12,12 +12,12 @@
 
 #include "kernels/judge/state.h"
 
-/* The least number of units of a kind that are emulated. A backward has fewer, because it has two kinds, and because a
- * tile of a backward takes longer. */
+/* The least number of units of one kind (tiles of queries, or tiles of keys) that are emulated. In a backward the
+ * number is smaller, because it has two kinds, and because a tile of a backward takes longer. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* A judge emulates as many units of a kind as take this many multiply-adds to emulate once, but at least
- * LEAST_UNITS. */
+/* A judge emulates as many units of a kind as fit in this number of multiply-adds (counted for one emulation), but at
+ * least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit with its error into a list of the units with the largest errors. If the unit is in the list already,
@@ -64,7 +64,8 @@ void units_sort(int64_t *list, int64_t count)
     qsort(list, (size_t)count, sizeof *list, ascending);
 }
 
-/* Adds `wanted` units of a kind to the list `emulated`, of which there are `count`. Returns the new count. */
+/* Adds `wanted` units of a kind to the judge's list `emulated`, which has `count` units so far. Returns the new
+ * count. */
 static int64_t choose_kind(const struct judge *j, enum unit_kind kind, int64_t wanted, int64_t count)
 {
     const int64_t before = count;

@@ -19,7 +19,7 @@ struct attn_verifier {
     int64_t total, n, next;
     /* b, h: batch row and head of row `next`; first: index of the head's first row among all rows */
     int64_t b, h, first;
-    int64_t keys_b, keys_hk; /* key/value head and sequence whose keys are loaded; -1: none */
+    int64_t keys_b, keys_hk; /* sequence and key/value head whose keys are loaded; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
