@@ -419,8 +419,8 @@ typedef struct attn_part {
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* attn_reads() returns whether a run of this problem reads the tensor, and attn_writes() whether it writes the tensor,
- * where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
+/* attn_reads() returns whether a computation of this problem reads the tensor, and attn_writes() whether it writes the
+ * tensor, where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
@@ -768,11 +768,12 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* capabilities of the device for which the plan was made; the device owns them */
+    const attn_capabilities *can; /* the kernels that the plan may choose from: the capabilities of the device; they
+                                   * belong to the device */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
-     * problems of a run */
+     * problems of one attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; such a
@@ -816,7 +817,8 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Computes how many bytes of scratch memory (device memory) attn_run() needs for the `count` plans together. */
+/* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
+ * call. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 

@@ -797,7 +797,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the top of this file (q, k and v; which tensors stand together; other tensors). */
+/* Does steps 1 to 3 of the list at the beginning of this file (q, k and v; which tensors stand together; other
+ * tensors). */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;

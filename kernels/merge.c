@@ -170,7 +170,8 @@ static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES
     else snprintf(name, NAME_BYTES, "%s%s%s%d%s%s", pointer ? dot : "", e->of, dot, e->part, dot, e->name);
 }
 
-/* Writes an error that points to the member `rest` of the tensor. The message is the tensor's name, then `rule`. */
+/* Writes an error whose JSON pointer leads to the member `rest` of the tensor (such as "/shape/1"). The message is the
+ * tensor's name, then `rule`. */
 static attn_status refuse(const struct expected *e, const char *rest, const char *rule, attn_error *err)
 {
     char member[64], pointer[NAME_BYTES], name[NAME_BYTES];
@@ -217,8 +218,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the tensors of all parts have equal strides, because the plan of a merge stores only one set of strides
- * for them. */
+/* Checks that the tensors of all parts have equal strides, because attn_merge_plan stores only one set of strides for
+ * all parts. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
@@ -341,7 +342,7 @@ static attn_view lse_view(const attn_tensor *t)
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* Makes the plan of a merge that has passed the checks. */
+/* Makes the attn_merge_plan of a merge that has passed the checks. */
 static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;

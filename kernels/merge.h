@@ -22,7 +22,8 @@ ATTN_HD float attn_merge_top(float top, float next)
     return next > top || next != next ? next : top;
 }
 
-/* Returns exp(lse - top): the weight of a part relative to the heaviest part. An empty part has weight 0. */
+/* Returns exp(lse - top), the weight of a part relative to the heaviest part, whose lse is `top`. An empty part has
+ * weight 0. */
 ATTN_HD float attn_merge_weight(float lse, float top)
 {
     return lse == -INFINITY ? 0 : expf(lse - top);
@@ -114,7 +115,7 @@ void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 /* Computes dsinks[h], the gradient of the sink of head h, on the host. */
 void attn_merge_sink(const attn_merge_plan *m, int64_t h);
 
-/* Computes all results that the plan wants, on the host in the calling thread. */
+/* Computes all results that the plan of a merge asks for, on the host in the calling thread. */
 void attn_merge_all(const attn_merge_plan *m);
 
 #ifdef __cplusplus

@@ -79,8 +79,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the last unit (of ATTN_QUERY_UNIT queries) with which range n may end: each later range needs at least one
-         * unit */
+        /* the largest number of units (of ATTN_QUERY_UNIT queries) before the end of range n: each later range needs at
+         * least one unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

@@ -30,8 +30,8 @@ bool attn_queries_divide(const attn_problem *p);
 /* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
 attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
 
-/* Returns whether a run writes this tensor and each of its numbers is a sum over all queries: dk, dv, dsinks, and the
- * gradient of a bias that all queries share. */
+/* Returns whether the problem has this tensor as an output and each of its numbers is a sum over all queries: dk, dv,
+ * dsinks, and the gradient of a bias that all queries share. */
 bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
 /* Divides the queries into `count` ranges with about equally many pairs of a query and a key that it sees. Range n is

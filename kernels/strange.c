@@ -9,8 +9,8 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled. A sample of 64 rows may miss costly (slow) rows if they are 1/64 of all
-     * rows; the problem then takes up to three times as long as estimated */
+    /* largest number of rows in the sample by which the function estimates. 64 rows may miss costly (slow) rows if they
+     * are 1/64 of all rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */

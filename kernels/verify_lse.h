@@ -54,7 +54,7 @@ ATTN_HD lse_sum lse_sum_init(void)
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* the condition is also true where either `top` is NaN */
+    if (!(s->top >= other.top)) { /* the condition is also true where either sum's `top` is NaN */
         const lse_sum lower = *s;
         *s = other;
         other = lower;

@@ -118,7 +118,8 @@ bool base64_use(const char *name)
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
 /* Takes one character of the text. Returns false if the character cannot stand at this place of the text; *d and *out
- * are then unchanged. If the character completes a group, *out moves behind the group's three bytes. */
+ * are then unchanged. If the character completes a group of four, the group's three bytes are written and *out moves
+ * behind them. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* only the second '=' of two may follow the first; no other character may follow padding */

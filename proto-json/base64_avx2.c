@@ -149,8 +149,8 @@ static inline __m256i letters(__m256i bytes)
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
     /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. Subtracting 51
-     * (saturated at 0) from a sextet gives its row, or row 0 for every letter. The comparison with 25 then gives a-z
-     * row 1. */
+     * (saturated at 0) from a sextet (6-bit value) gives its row, or row 0 for every letter. The comparison with 25
+     * then gives a-z row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

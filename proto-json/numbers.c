@@ -606,7 +606,8 @@ static const char *close_array(numbers_reader *r)
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* the first empty array fixes the depth at which all elements must
+    if (r->leaf_depth == 0)
+        r->leaf_depth = d; /* the first empty array fixes the depth at which all elements must
                                                 * stand */
     r->state = AFTER;
     if (--r->depth == 0) {

@@ -266,7 +266,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
     /* If the client wants the gradient of a tensor that it did not give, the request is wrong (status 400).
-     * ATTN_NOT_FOUND would mean a missing context or cache (status 404), so the status is changed. */
+     * ATTN_NOT_FOUND would mean a missing context (saved forward) or cache (status 404), so the status is changed. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }

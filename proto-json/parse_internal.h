@@ -70,7 +70,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
 
 /* ---- Functions that parse_parts.c defines ----------------------------------------------------------------------- */
 
-/* Reads the member `parts`, a list of a merge's parts, into the item. */
+/* Reads the member `parts`, the list of a merge's parts, into item->parts. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
@@ -88,7 +88,8 @@ void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */
 
-/* Reads the value of the option `o` into the option's place in the item. */
+/* Reads the value of the option `o` and stores it where the option has its place in the item (one problem of the
+ * body). */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                          attn_error *err);
 

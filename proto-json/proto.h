@@ -395,8 +395,8 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks the problem (attn_check) and prepares its outputs. Call this function for a problem whose tensors you have set
- * yourself. proto_parser_finish() has already done it for every forward or backward without `context`, and has checked
- * every merge. */
+ * yourself. proto_parser_finish() has already done it for every forward or backward without a `context` (saved
+ * forward), and has checked every merge. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;

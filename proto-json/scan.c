@@ -95,7 +95,7 @@ struct scan {
 
     /* where the bytes of the present value go: see "sink" in the comment at the top of this file */
     enum sink sink;
-    /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
+    /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
     int mute_depth;
     char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
     /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */

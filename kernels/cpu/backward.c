@@ -116,7 +116,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stops if the run is cancelled, because a row may take long */
+    /* stops if the client has cancelled the work, because the computation below may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -214,8 +214,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            /* stops waiting if the run is cancelled, because the chunk that this thread waits for may then never be
-             * computed */
+            /* stops waiting if the client has cancelled the work, because the chunk of keys that this thread waits for
+             * may then never be computed */
             if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }

@@ -59,7 +59,7 @@ struct cpu_device {
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* what the backend knows of the device; attn_capabilities.facts points to it */
+    } facts; /* what plans need to know of the device; attn_capabilities.facts points to this struct */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;

@@ -1,4 +1,4 @@
-/* flash.c: code that all phases use: tiles of a problem, dropout, packed operands. See flash.h. */
+/* flash.c: code that all phases use: tiles of a problem, dropout, packing of rows for matrix products. See flash.h. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -230,7 +230,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Returns whether dout is rounded to bf16 when it is packed as an operand. */
+/* Returns whether packing rounds dout to bf16 for matrix products. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;

@@ -101,7 +101,7 @@ enum flash_values {
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    /* every score must be computed in double; if lse.top is NaN, all scores of the row become NaN instead */
+    /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
     FLASH_ALIKE, /* every key that the row sees has the same score z */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
@@ -155,7 +155,7 @@ struct visible_block {
     bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
-/* A problem of a run, with its tile sizes and the addresses of its arrays in the workspace. */
+/* One of the problems of an attn_run(), with its tile sizes and the addresses of its arrays in the workspace. */
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
@@ -178,7 +178,7 @@ struct flash {
      * (FLASH_DOTS) */
     int bundle;
     int64_t B;
-    const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
+    const int *cancel; /* the caller's cancel flag, which attn_is_cancelled() reads between tiles */
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
     int64_t scratch_bytes;
 
@@ -201,7 +201,7 @@ struct flash {
 
     /* Arrays of a backward with an entry for each row. */
     char *Qa, *dOa;           /* Q and dO as operands A of matrix products (simd.h), one row after the other */
-    char *Qat, *dOat;         /* Q and dO as transposed operands A, one row tile after the other */
+    char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
     /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
      * rows are undefined */
@@ -216,25 +216,26 @@ struct flash {
      * row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN where `strange` holds the
      * row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
-     * map. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the other
+     * items compute the output map. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* Arrays and sizes of a backward with an entry for each chunk of keys. */
-    int64_t chunks; /* number of chunks of each sequence; if sequences are packed, of the longest sequence */
+    int64_t chunks; /* number of chunks (keys that a backward computes together) of each sequence; if packed, of the
+                     * longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* shape [B][H][chunks]: the part of dalibi_slopes that comes from each chunk of keys */
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* number of row tiles, of packed key tiles and of chunks in all sequences together */
+    /* number of row tiles, of packed key tiles and of chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item of FLASH_ROWS; dbias_blocks:
-     * number of these runs in each [Sq, Sk] matrix of dbias */
+    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item (unit of parallel work) of
+     * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation, `items` is the number of units of work of this problem, and `first` that of
-     * all earlier problems of the run */
+    /* for each phase of the computation, `items` is the number of items (units of parallel work) of this problem, and
+     * `first` that of all problems before it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -244,8 +245,8 @@ struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every item (unit of parallel work) divides
- * the memory from its start among its own arrays. */
+/* The scratch memory of a thread, large enough for each problem of the attn_run(). Every item (unit of parallel work)
+ * divides the memory from its start among its own arrays. */
 struct flash_scratch {
     char *memory;
 };
@@ -258,7 +259,7 @@ struct flash_run {
     int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
     int64_t items[FLASH_PHASES];
     const int *cancel;
-    bool small; /* true: the run is too small to wake other threads */
+    bool small; /* true: all problems together are so little work that other threads are not woken */
 };
 
 /* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
@@ -320,8 +321,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
 /* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
- * (1 - p) is applied to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded with P
- * to the operand's type, and a P of 1 would not stay exact. */
+ * (1 - p) is applied to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded together
+ * with P for the next matrix product, and a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
@@ -408,8 +409,9 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* The function in decode.c that computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle
- * (key/value heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
+/* The function in decode.c that computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path
+ * FLASH_DOTS: one bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in
+ * its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its

@@ -85,9 +85,9 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- Phase FLASH_PREPARE: packing K and V ------------------------------------------------------------------------ */
 
-/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns what packing found in both, as bits of enum
- * flash_values. Keys in pages are packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT,
- * and do not depend on how many keys are packed at a time. */
+/* Packs K^T, and behind it V, of keys j0 to j0 + n - 1 for matrix products. Returns what packing found in both, as bits
+ * of enum flash_values. Keys in pages are packed page by page: panels (32 columns) of K^T and rows of V begin at
+ * multiples of FLASH_UNIT, and do not depend on how many keys are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -188,8 +188,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries are computed first, because with a causal mask they see the most keys. If such a long item
-     * started last, all other threads would wait for it. */
+    /* The last queries are computed first, because with a causal mask they see the most keys. If such a long item (unit
+     * of parallel work) started last, all other threads would wait for it. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);

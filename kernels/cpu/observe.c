@@ -35,7 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output key_mass of one head, one for each key of the chunk */
+    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the chunk of keys that is being
+                    * computed */
     double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -420,8 +421,8 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of one row of the output map: the columns that one item computes. Several row tiles may add to the
- * same row of the map, so the sums are kept from one row tile to the next. */
+/* Sums for a part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
+ * tiles may add to the same row of the map, so the sums are kept from one row tile to the next. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

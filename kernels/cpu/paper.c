@@ -82,7 +82,8 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue; /* skips the row, because it has seen no key yet: a maximum of -inf
+                if (most == -INFINITY)
+                    continue; /* skips the row, because it has seen no key yet: a maximum of -inf
                                                   * would give NaN */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;

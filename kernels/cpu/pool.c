@@ -35,7 +35,8 @@
 
 enum {
     POOL_MAX_THREADS = 1024, /* largest number of threads of a pool */
-    /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
+    /* microseconds for which a thread polls: longer than the gap between two loops of one attn_run(), but too short to
+     * cost much */
     POOL_SPIN_US = 20,
     /* number of pause instructions between two reads of the clock, or between two yields of the processor */
     POOL_YIELD_EVERY = 64,
@@ -45,12 +46,12 @@ enum {
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the first item that no thread has taken yet */
+    atomic_int_fast64_t next; /* index of the first item (turn of the loop) that no thread has taken yet */
     int64_t items;
     pool_task task;
     void *context;
     struct pool_part *part; /* the caller's use of the pool (pool_part) to which the loop belongs; NULL: none */
-    /* number of workers that compute items of this loop; written under the lock, read without it */
+    /* number of workers that are in this loop; written under the lock, read without it */
     atomic_int inside;
 };
 
@@ -112,15 +113,16 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* `next` may exceed `items` by one per thread, which cannot overflow 64 bits. */
+    /* `next` may exceed the number of items by one per thread, which cannot overflow 64 bits. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when another loop has been posted. It also
- * leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to compute. */
+/* Takes and computes items (turns) of a loop, on a worker thread. The worker leaves the loop when another loop has been
+ * posted. It also leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to
+ * compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -150,8 +152,8 @@ static int owners(const struct pool *pool)
     return count;
 }
 
-/* Returns the loop of which a worker should compute items; NULL if no loop has an item left. The caller must hold
- * pool->lock. */
+/* Returns the loop that a worker should help to compute; NULL if threads have taken all items of all loops. The caller
+ * must hold pool->lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -194,8 +196,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread between two items, while its owner (a client of the pool) has more threads than an equal
- * share and other owners lack threads. */
+/* Pauses the calling thread between two items of its loop, while its owner (a client of the pool) has more threads than
+ * an equal share and other owners lack threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -322,11 +324,11 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* the loop has ended here, so threads have taken all of its items */
+    /* this thread found no item left, so threads have taken all items of the loop */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
-     * for a short time only. */
+    /* Other threads may still compute their last items of this loop. This thread polls before it sleeps, because it
+     * usually waits for a short time only. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)

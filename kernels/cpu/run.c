@@ -1,4 +1,5 @@
-/* run.c: lays out a run in memory and calls the phases in order. No other file calls the phases. See flash.h.
+/* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
+ * the phases. See flash.h.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
@@ -6,7 +7,7 @@
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
  * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V as
- * B operands. */
+ * matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -50,7 +51,7 @@ enum {
     /* number of keys of a span. The keys of a row tile are split into spans, which threads compute side by side; a
      * multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
-    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because an item then does less work
+    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because a thread then does less work
      * per key */
     SPLIT_DOT_KEYS = 512,
     /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
@@ -402,7 +403,7 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel this function returns at once for each remaining item */
+    /* after a cancel, the remaining items (units of parallel work) end here at once */
     if (attn_is_cancelled(run->cancel)) return;
     /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
      * `item`. */

@@ -111,7 +111,8 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16, which is the table neon with one more format of operands, bf16 */
+static struct simd with_bf16; /* the table neon_bf16: the table neon, and in addition the compute type bf16 for operands
+                               * of matrix products */
 
 static void assemble(void)
 {

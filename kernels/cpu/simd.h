@@ -82,7 +82,8 @@
 
 enum {
     SIMD_PANEL = 32, /* number of columns of a panel, in which operands B of matrix products are stored */
-    /* the memory behind the rows of an operand A can be read up to the next multiple of this many rows */
+    /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
+     * rows */
     SIMD_A_ROWS = 16,
 };
 
@@ -151,8 +152,10 @@ struct simd_gradient {
 /* A compute type: the format in which operands of matrix products are stored, and the functions that read and write
  * operands. */
 struct simd_type {
-    attn_dtype dtype; /* dtype of the elements of an operand: ATTN_F32 or ATTN_BF16 */
-    int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
+    attn_dtype dtype; /* dtype in which the numbers of an operand (a matrix of a product) are stored: ATTN_F32 or
+                       * ATTN_BF16 */
+    int k_multiple;   /* operands of a product along k (columns of A, rows of B) are padded with zeros to a multiple of
+                       * k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
     /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
      * tiles */
@@ -197,10 +200,10 @@ struct simd_type {
 struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
-    /* compute type (format of operands) for bf16 inputs; NULL: bf16 inputs are computed as f32 */
+    /* format in which bf16 inputs of matrix products are stored; NULL: bf16 inputs are computed as f32 */
     const struct simd_type *bf16;
-    /* compute type (format of operands) for float16, each number as the sum of two bf16 numbers; NULL: float16 is
-     * computed as f32 */
+    /* format in which float16 inputs of matrix products are stored: each number as the sum of two bf16 numbers; NULL:
+     * float16 is computed as f32 */
     const struct simd_type *half;
     /* compute type (format of operands) for float32, each number as the sum of three bf16 numbers; NULL: products of
      * f32 are at least as fast */
@@ -322,9 +325,9 @@ static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* simd_lda() returns the distance between rows of an A operand, and simd_ldb() the distance between panels of a B
- * operand. Where elements have several parts (simd_split.h), the parts follow each other in a row or panel: part p of
- * the element at x is at x + p * ld / parts. */
+/* In a product A B, A is stored in rows, and B in panels of 32 columns. simd_lda() returns the distance between rows of
+ * A, and simd_ldb() the distance between panels of B. Where elements have several parts (simd_split.h), the parts
+ * follow each other in a row or panel: part p of the element at x is at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -334,8 +337,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns the bytes of a B operand of n
- * columns with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
+/* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
+ * columns, whose panels are ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

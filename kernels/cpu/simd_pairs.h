@@ -29,7 +29,8 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* the constant SIMD_TAME as 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand, in one vector, with the first row in its low half. */
+/* Two rows of V_LANES columns of an operand (matrix of a product), in one vector, with the first row in its low
+ * half. */
 struct pair {
     vh rows;
 };

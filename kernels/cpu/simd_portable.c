@@ -1,8 +1,8 @@
 /* simd_portable.c: the table of vector functions (struct simd) in plain C. Processors without a table of their own use
  * it, and tests compare all other tables with it.
  *
- * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps a
- * panel row of sums, so that every compiler vectorises it. */
+ * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps the
+ * sums of a row of 32 columns in an array, so that every compiler vectorises it. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 

@@ -31,8 +31,8 @@ VEC __m512i interleave(__m512i x)
 }
 
 /* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then those of `high`. All
- * parts but the last are rounded by adding half a unit, which is fast but may turn a NaN into another number. The last
- * part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
+ * parts but the last are rounded by adding half a unit of their last place, which is fast but may turn a NaN into
+ * another number. The last part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -54,7 +54,8 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of 16 columns of an operand. Vector p has part p of all numbers, with the first row in its low half. */
+/* Two rows of 16 columns of an operand (matrix of a product). Vector p has part p of all numbers, with the first row in
+ * its low half. */
 struct pair {
     __m512i rows[PARTS];
 };

@@ -254,8 +254,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the judge reports the candidate (a mistake or pair) as an explanation. A pair must explain all wrong
- * tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
+/* Returns whether the answer to the caller reports the candidate (a mistake or pair) as an explanation. A pair must
+ * explain all wrong tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -17,8 +17,8 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* The largest number of keys of all packed sequences together. In a problem with more keys, the judge does not test
- * mistakes that mix sequences. */
+/* The largest number of keys of all packed sequences together. In a problem with more keys, the judge (which checks a
+ * caller's results) does not test mistakes that mix sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence. */

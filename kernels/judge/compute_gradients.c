@@ -9,8 +9,8 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, because an emulated kernel stores x in float32 between two steps.
- * Otherwise returns x. */
+/* Rounds x to float32 if c->in_float is set, because the kernel whose roundings are imitated stores x in float32
+ * between two steps. Otherwise returns x. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;

@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* The addresses of an emulation's arrays, all in its scratch memory. */
+/* The addresses of the arrays of an emulation (a kernel's computation with its roundings), all in scratch memory. */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };

@@ -134,8 +134,8 @@ static void place_as_device(const struct frame *f, struct tile *t)
 }
 
 /* Counts the tiles of `size` keys of head hk in sequence b. If f->key_tiles is not NULL, the function also stores the
- * tiles there. The head's tiles of queries begin at number `tile`, and `line` is the index of its first key in struct
- * truth. */
+ * tiles there. The head's tiles of queries begin at number `tile`. `line` is the index of the head's first key in the
+ * arrays of struct truth (float64 results). */
 static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t line, int64_t size)
 {
     const int64_t room = key_room(&f->g, b);
@@ -260,7 +260,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* the judge never writes p.out; it only needs the dtype of the caller's out */
+    f->p.out = results[ATTN_T_out]; /* only the dtype of the caller's out is needed here: nothing is written to p.out */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

@@ -9,8 +9,8 @@
 /* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
-    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line is the index of the
-     * first key of the tile's sequence */
+    /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
+     * is the index of the first key of the tile's sequence */
     int64_t row, line;
     int64_t keys; /* index in key_tiles of the first tile of keys of the same key/value head and sequence */
 };
@@ -19,7 +19,7 @@ struct tile {
  * tiles. */
 struct key_tile {
     int64_t b, hk, first, count;
-    int64_t line; /* index in the arrays of struct truth of the tile's first key */
+    int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
     /* the tiles of queries that read these keys: the index of the first one in `tiles`, and their number */
     int64_t tile, tiles;
 };
@@ -39,21 +39,22 @@ struct frame {
     struct tile *tiles;
     struct key_tile *key_tiles; /* array of key_count tiles of keys, head by head, in the order of `tiles` */
     int64_t key_count;
-    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
-     * truth */
+    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in struct truth (float64
+     * results) */
     int64_t count, rows, lines;
-    /* true: a device filled the arrays of struct truth, so their rows are in the order of attn_truth
+    /* true: a device computed the float64 results (struct truth), so their rows are in the order of attn_truth
      * (kernels/attention.h) */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, summed over all heads */
-    /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
+    /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not
+     * chosen */
     int64_t *row_of_head;
     bool whole; /* true: all tiles of the problem were chosen */
     /* reading[id][0] reads the caller's tensor `id` in the problem's layout (bshd or bhsd), reading[id][1] in the
      * layout with heads and rows exchanged */
     struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
-    float *scratch; /* memory for emulations (emulate.h) */
+    float *scratch; /* memory in which emulate.c imitates the roundings of kernels */
 };
 
 /* Sums over the differences between a tensor's numbers and the right ones. Where exactly one of the two numbers is
@@ -63,8 +64,8 @@ struct difference {
     int64_t count, bad;
 };
 
-/* The exact results (float64) of a frame. out, lse and dq are stored row by row, dk and dv key by key (a "line"), and
- * the sums dbias, dsinks and dslopes in their tensors' shapes. */
+/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq are stored row by row, dk and dv
+ * key by key (a "line"), and the sums dbias, dsinks and dslopes in their tensors' shapes. */
 struct truth {
     double *out, *lse, *dq, *dk, *dv;
     double *dbias, *dsinks, *dslopes;
@@ -77,7 +78,8 @@ enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
 /* Cuts the problem into tiles and chooses all of them, or about `share` of them. `as_device`: the rows of struct truth
- * are in the order of attn_truth; then `share` must be 1. Returns false if memory runs out. */
+ * (float64 results) are in the order of attn_truth (kernels/attention.h); then `share` must be 1. Returns false if
+ * memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
 /* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. `with_truth`: memory for the

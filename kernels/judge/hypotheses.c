@@ -396,8 +396,8 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* Makes the variation drop one tile of keys. `of_all` says which tile of all keys is dropped, `of_seen` which tile of
- * the keys that causal and window let the row see. */
+/* Makes the mistake of leaving out one tile of keys. `of_all` says which tile of all keys is dropped, `of_seen` which
+ * tile of the keys that causal and window let the row see. */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {

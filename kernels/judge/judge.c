@@ -22,7 +22,8 @@
 
 #include "kernels/judge/state.h"
 
-/* The largest number of bytes that a judge may allocate, besides the problem's tensors. */
+/* The largest number of bytes that a judge (a check of a caller's results) may allocate, besides the problem's
+ * tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
 /* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer
@@ -64,8 +65,7 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass (run over tiles) of the judge's present phase. Returns false if this phase has no more
- * passes. */
+/* Begins the next pass (run over tiles) of the judge's present phase. Returns false if the phase has no more passes. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -97,7 +97,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Enters the judge's next phase. Call this when the present phase has no more passes. */
+/* Enters the judge's next phase. Call this function when the present phase has no more passes (runs over tiles). */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {
@@ -170,7 +170,9 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on although time is short */
+    if (count == 0)
+        return; /* no key/value head is complete yet, so the judge must compute more tiles although time is
+                             * short */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;

@@ -37,7 +37,7 @@ const char *judge_verdict_name(judge_verdict verdict);
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs over the largest finite absolute value of the truth
- *   explained  the max_abs that a right kernel of the dtype has on this problem
+ *   explained  the max_abs that a kernel without a mistake has on this problem, by its roundings
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
  *   wrong      number of elements beyond the limit; `of` is the number of compared elements
  *   nan        number of elements that are NaN where the truth is not */
@@ -87,8 +87,8 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which right kernels were emulated; judge_tensor.explained of out, lse and dq is measured
-     * on these rows */
+    /* number of query rows in which the roundings of right kernels were imitated, which gives judge_tensor.explained of
+     * out, lse and dq */
     int64_t rows_emulated;
 } judge_result;
 
@@ -101,15 +101,16 @@ typedef struct judge_result {
  * result. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
-/* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns
- * the results that the device should compute, as bits of attn_tensor_id. It returns 0 if the judge computes the truth
- * itself: for a small problem, for results that no device computes (dbias, dsinks, dalibi_slopes), and where the judge
- * would need too much memory. judge_elements() returns the number of doubles of one result. */
+/* A device may compute the truth (float64 results) of all rows for a judge (a check of a caller's results), by
+ * attn_truth_some(). judge_wants() returns the results that the device should compute, as bits of attn_tensor_id. It
+ * returns 0 if the judge computes the truth itself: for a small problem, for results that no device computes (dbias,
+ * dsinks, dalibi_slopes), and where the judge would need too much memory. judge_elements() returns the number of
+ * doubles of one result. */
 uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
 int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 
-/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. has_truth: a device has
- * computed the truth. INT64_MAX: more than a judge may take. */
+/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. `has_truth`: a device has
+ * computed the float64 results. INT64_MAX: more than a judge may take. */
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
@@ -131,8 +132,8 @@ bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* `j` may be NULL */
 
-/* The seconds that a judge is expected to take: `truth` for the float64 results and the emulations of all rows, `all`
- * for the tests of all mistakes. */
+/* The seconds that a judge is expected to take: `truth` for the float64 results of all rows and for imitating the
+ * roundings of right kernels, `all` for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

@@ -1,5 +1,5 @@
-/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or emulation, and sums up
- * differences. See state.h. */
+/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a right
+ * kernel, and sums up how far the results differ from other results. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -7,7 +7,8 @@
 
 #include "kernels/judge/emulate.h"
 
-/* The right kernels that a judge emulates, to measure how far right results may be from the truth (float64 results). */
+/* The ways in which right kernels order and round their work. The judge imitates them to measure how far right results
+ * may be from the truth (float64 results). */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -26,8 +27,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index in struct truth of the first row of tile t, taken in head h; -1: struct truth does not have this
- * row. */
+/* Returns the index of the first row of tile t, taken in head h, in struct truth (float64 results); -1: struct truth
+ * does not have this row. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -131,9 +132,9 @@ void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation: out, lse and, in a backward, the wanted gradients.
- * PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases compare them with the caller's
- * results or with the truth. */
+/* Computes tile t with the mistake of the pass, or with the roundings that the pass imitates: out, lse and, in a
+ * backward, the wanted gradients. PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases
+ * compare them with the caller's results or with the truth. */
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted)
 {
     struct pass *const pass = &j->pass;
@@ -161,7 +162,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns a number of the truth (a float64 result) after the change that the pass's mistake makes to it. */
+/* Takes a number of the truth (a float64 result) and returns the number that a kernel with the pass's mistake would
+ * write in its place. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;

@@ -1,4 +1,4 @@
-/* report.c: writes what a judge knows into a judge_result. See judge.h. */
+/* report.c: writes what a judge has found out about a caller's results into a judge_result. See judge.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

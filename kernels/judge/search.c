@@ -7,8 +7,8 @@
 
 /* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
-/* Chooses the units (tiles of queries or of keys) on which mistakes are tested, for a judge that emulates only some
- * units (units.c). The function chooses, for each wrong result, the unit with the largest errors, and besides these
+/* Chooses the units (tiles of queries or of keys) on which mistakes are tested, where a pass over all units would take
+ * too long (units.c). The function chooses, for each wrong result, the unit with the largest errors, and besides these
  * some units that are evenly spread. */
 static void choose_units(struct judge *j)
 {

@@ -1,8 +1,9 @@
-/* state.h: the state of a judge, which its files share. judge.h says what a judge does.
+/* state.h: the state of a judge (a check of a caller's results), which the files of this folder share. judge.h says
+ * what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
- *   units.c        which part of a large problem is emulated, if a device has computed the truth
- *   pass.c         computes tiles with one variation or emulation, and sums up differences
+ *   units.c        in which tiles of a large problem the roundings of right kernels are imitated
+ *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
  *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
  *   search.c       which mistakes are tested, on which tiles, in which order
@@ -19,7 +20,7 @@
 #include "kernels/judge/hypotheses.h"
 
 enum {
-    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) of a judge */
+    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) that a judge tests */
     PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
     PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
@@ -31,7 +32,7 @@ enum {
  * are sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
  * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
-/* The phases of a judge's work, in order. judge.c explains each of them. */
+/* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
 enum phase {
     PHASE_TRUTH,
     PHASE_COMPARE,
@@ -62,9 +63,11 @@ struct candidate {
     /* Explanations are ordered by score, lowest (best) first. A score of 0 means that the mistake explains nothing of
      * the error. */
     double score;
-    unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
+    unsigned explains; /* the wrong tensors that the candidate (a mistake or pair) explains; bit n is result n of
+                        * frame_tensors[] */
     bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that the caller has right */
-    /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
+    /* true: the candidate (a mistake or pair) was tested on all tiles in PHASE_CONFIRM, or need not be tested on all
+     * tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
      * tested first) */
@@ -74,7 +77,7 @@ struct candidate {
 /* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* numbers of the units, in descending order of error */
+    int64_t unit[WORST_UNITS]; /* numbers of the units (tiles), the one with the largest error first */
     double error[WORST_UNITS];
 };
 
@@ -91,20 +94,22 @@ struct pass {
     int64_t count, at; /* count: number of tiles or units of the pass; at: number of those that are done */
     int64_t inner;     /* if the unit is a tile of keys: the number of tiles of queries that are done for it */
     int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
-    /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
+    /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
+     * again */
     bool converts;
     bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
     /* true: the mistake leaves out and lse as they are in the truth (float64 results), which makes a tile of keys
      * little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
-    /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
+    /* index in emulations[] of the right kernel whose roundings the pass imitates; -1: the pass computes without
+     * roundings */
     int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
     bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
-    struct difference found[FRAME_TENSORS]; /* differences from the caller's results (or the truth), summed over the
-                                             * computed tiles */
+    struct difference found[FRAME_TENSORS]; /* differences between the results of the pass and those that they are
+                                             * compared with, over the tiles done so far */
     struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
@@ -117,10 +122,11 @@ struct judge {
     /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
     struct frame other;
     bool has_other;
-    bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
-    double time_s;      /* the time in seconds that the judge should take in all */
+    bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
+                         * computed them */
+    double time_s;      /* the time in seconds that the whole check should take */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the running pass; the pass stores no other results */
+    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); it stores no other results */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
@@ -130,12 +136,12 @@ struct judge {
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
                                               * errors */
-    /* numbers of the units (tiles) in which right kernels are emulated; NULL: all tiles. The list exists only if a
-     * device has computed the truth (float64 results) and emulating all tiles would take too long. */
+    /* numbers of the units (tiles) in which the roundings of right kernels are imitated; NULL: all tiles. The list
+     * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between an emulated right kernel and the truth (float64 results), for the emulation with the largest
-     * differences */
+    /* differences between the truth (float64 results) and results with the roundings of a right kernel: the right
+     * kernel with the largest differences */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -160,7 +166,8 @@ struct judge {
                                    * are pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
-    int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
+    int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
+                                            * all tiles */
     bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
 };
 
@@ -204,20 +211,21 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
  * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether a judge with a sample of units (tiles) did not compare dk and dv when it tested this candidate,
- * because computing out and lse of the whole head is much work. */
+/* Returns whether dk and dv were not compared when this candidate (a mistake or pair) was tested on a sample of units
+ * (tiles), because computing out and lse of the whole head is much work. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
-/* Returns whether the judge reports this tested mistake or pair as an explanation. */
+/* Returns whether the answer to the caller reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 /* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
  * mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. If there is no
- * memory for the list, all tiles are emulated. units_add() adds a unit to a list unless the list already has it, and
- * returns the list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries or
- * of keys. units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(),
- * so that tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c. A unit is a tile of queries or of keys. units_choose_emulated() chooses the units of the list
+ * `emulated`, by the differences that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated.
+ * units_add() adds a unit to a list unless the list already has it, and returns the list's new length. units_spread()
+ * adds `wanted` units that are evenly spread over the tiles of queries or of keys. units_room() returns the length that
+ * a list of units of a frame may have. Lists are sorted by units_sort(), so that tiles of queries come before tiles of
+ * keys, and the tiles of a head follow each other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);

@@ -52,8 +52,8 @@ static void add_queries(struct judge *j, const struct key_tile *keys, const stru
     compute_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV);
 }
 
-/* Computes the next tile of queries for a tile of keys. The order of the tiles of queries depends on the emulated
- * kernel. Returns true when all tiles of queries are done. */
+/* Computes the next tile of queries for a tile of keys. The order of the tiles of queries depends on the kernel whose
+ * roundings are imitated. Returns true when all tiles of queries are done. */
 static bool step_keys(struct judge *j, const struct key_tile *keys)
 {
     struct pass *const pass = &j->pass;

@@ -131,8 +131,8 @@ typedef struct variation {
     bool swapped_problem;
 } variation;
 
-/* Returns whether the variation rounds the partial sums of products, from which a kernel computes out and the
- * gradients. */
+/* Returns whether the variation has the mistake of rounding the partial sums of products, from which a kernel computes
+ * out and the gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
