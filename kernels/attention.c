@@ -249,7 +249,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* attn_check() refuses bhsd for packed problems and pages */
+        !packed) { /* bhsd swaps two axes, except in packed problems, which are never bhsd */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -297,11 +297,12 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        /* a size that overflows becomes INT64_MAX, which attn_check() refuses */
+        /* Sk becomes INT64_MAX if it overflows, and attn_check() then refuses the problem */
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* a size that overflows 63 bits becomes INT64_MAX, which attn_check() refuses */
+    if (p->page_table.rank > 0) { /* a size becomes INT64_MAX if it overflows 63 bits, and attn_check() then refuses the
+                                   * problem */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');

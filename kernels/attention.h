@@ -167,8 +167,8 @@ typedef enum attn_dtype_rule {
  *   n bounds (the same tensor)    p pages                       s slots of a page
  *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
  *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
- * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
- * other shapes must agree. With page_table, k is t times s. */
+ * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; the
+ * shapes of all other tensors must agree with these sizes. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
@@ -202,26 +202,27 @@ typedef struct attn_axes {
     }
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
- * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
- * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
- * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK; observe
- * writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and writes.
+ * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its messages,
+ * the outputs, the strides that kernels get, the schemas of the OpenAPI document. The roles: a forward and a backward
+ * read tensors of role IN. A forward writes OUT, and a backward reads OUT where given. A backward also reads IN_BACK,
+ * and writes OUT_BACK. An observe writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and
+ * writes.
  *
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
- * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
- * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
- * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
- * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks,
- * alibi_slopes and the scales, which must be in host memory there.
+ * gradients. A packed problem (cu_seqlens given) has no batch axis and is always bshd: q [total_q, H, D], k [total_k,
+ * Hk, D], lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences
+ * start and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie
+ * side by side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
+ * sinks, alibi_slopes and the scales, which must be in host memory when it is called.
  *
- * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
- * float8_e4m3fn.
+ * k and v have q's dtype, or, in a forward, both float8_e4m3fn: a cache of keys and values in eight bits. A scale
+ * belongs to a tensor of float8_e4m3fn.
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
- * lies in page page_table[b][j / page_size], slot j % page_size. Their strides are free: the stride of the page axis
- * may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given beside
- * cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of
- * row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
+ * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
+ * page axis may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given
+ * beside cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk
+ * of row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
  * length. Rows may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
@@ -363,14 +364,14 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem as an array, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
     /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
      * Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
     bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
-    double scale;   /* any float32; 0 and negative numbers are allowed */
+    double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
@@ -415,7 +416,8 @@ typedef struct attn_problem {
  * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
  * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, not query heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
+                                                      * heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -482,7 +484,7 @@ typedef struct attn_geometry {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
+    /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
     /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
@@ -589,7 +591,7 @@ typedef struct attn_verification {
      * exactly one of the two is finite */
     double max_abs;
     double largest;  /* the largest finite |want|, where `want` is a value of out recomputed in double */
-    double relative; /* max_abs / largest */
+    double relative; /* max_abs divided by largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
@@ -640,7 +642,7 @@ attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_er
  * whether lse is valid. */
 typedef struct attn_lse_row {
     int64_t b, h, i; /* the query row's place: sequence b, query head h, query i of the sequence */
-    double lse;      /* lse of the row, as the client sent it */
+    double lse;      /* lse of the row, as the client sent it (not computed) */
 } attn_lse_row;
 typedef struct attn_lse_look {
     int count; /* number of rows that attn_lse_choose() picked; the member `row` lists them */
@@ -702,7 +704,7 @@ int attn_device_count(const char *backend);
 /* the caller owns *device until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
-void attn_device_close(attn_device *device); /* `device` may be NULL */
+void attn_device_close(attn_device *device); /* closes a device; does nothing if `device` is NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
 /* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
@@ -853,7 +855,7 @@ attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_dire
 typedef struct attn_move {
     void *to;
     const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
-    size_t bytes;     /* bytes and addresses must be multiples of 4 */
+    size_t bytes;     /* number of bytes to copy or clear; it and both addresses must be multiples of 4 */
 } attn_move;
 
 /* Queues `count` moves, which the device makes in any order. No move may read memory that another move writes. The
@@ -883,7 +885,7 @@ enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
 typedef struct attn_sum {
     void *to;
     attn_dtype dtype; /* dtype of `to`: float32, float16 or bfloat16 */
-    int count;        /* number of parts, 1 to ATTN_SUM_PARTS */
+    int count;        /* number of parts that are added up, 1 to ATTN_SUM_PARTS */
     int64_t elements;
     const float *parts[ATTN_SUM_PARTS];
 } attn_sum;
@@ -928,7 +930,7 @@ typedef struct attn_result {
 typedef struct attn_merge_problem {
     int count; /* number of parts of the merge, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
-    const attn_result *parts; /* an array of `count` parts */
+    const attn_result *parts; /* an array of `count` results (out and lse), one for each part of the keys */
     attn_tensor sinks;        /* [H] */
     attn_result whole;        /* written */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
@@ -944,9 +946,9 @@ typedef struct attn_merge_problem {
  * that does not belong to a part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
-/* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
- * this returns; the memory of the tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
- * INVALID where memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+/* Queues the merge on the stream, as attn_run() queues its problems. All pointers are device memory. *m and its lists
+ * may be freed when this returns; the memory of the tensors may be freed when the stream is done. Errors: those of
+ * attn_merge_check(), INVALID if a tensor has no memory, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */

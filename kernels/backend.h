@@ -19,7 +19,7 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
-    attn_capabilities can; /* open() fills in every member of `can` except `backend` */
+    attn_capabilities can; /* a backend's open() fills in every member of `can` except `backend` */
 };
 
 struct attn_stream {
@@ -44,7 +44,7 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* A backend's functions. Each does what attention.h says of the function with the same name. */
+/* The functions of a backend. What each must do is said in attention.h, at the function attn_... with the same name. */
 struct attn_backend {
     const char *name;
     bool is_gpu; /* true: its devices are not the host's processor, and the server's option --devices numbers them */
@@ -57,8 +57,8 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
-     * If the kernel can, the function fills in the rest of the plan and returns true. plan is NULL: every kernel
-     * computes all problems that its attn_kernel allows, and plans need no geometry. */
+     * If the kernel can, the function fills in the plan's other members and returns true. If `plan` is NULL, every
+     * kernel computes all problems that its attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -135,9 +135,9 @@ void attn_fill_padding(const attn_problem *p);
 void attn_sum_all(const attn_sum *sum);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */
-/* kernels/cpu/reference.c: textbook loops in double, which define correct results */
+/* kernels/cpu/reference.c: textbook loops in double, whose results define what is correct */
 extern const attn_backend attn_backend_reference;
-/* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for readers */
+/* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for people who read the code */
 extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */

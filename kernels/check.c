@@ -29,7 +29,7 @@
 
 #define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* `ll` is the type that printf's %lld takes */
+typedef long long ll; /* `ll` is short for the type that printf's %lld takes */
 
 /* Returns the name that messages use for the axis with this letter (attn_axes). */
 static const char *letter_name(char letter)

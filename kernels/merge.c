@@ -129,7 +129,8 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* so find_dots() writes no gradients of parts */
+    m.gradients = false; /* false, because only dsinks is computed here: find_dots() then writes no gradients of
+                          * parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -154,9 +155,9 @@ struct expected {
     const char *of;   /* the member of the request that the part is in: "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* number of axes; the next member has their sizes */
+    int rank;         /* number of axes of the tensor; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages */
+    const char *axes[ATTN_MAX_RANK]; /* for each axis, the name of its size in messages ("Sq") */
     bool has_memory;                 /* the tensor must have memory, unless it has no elements */
 };
 
@@ -231,7 +232,7 @@ struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* true: all tensors of the merge must have memory */
+    bool has_memory; /* true: each tensor of the merge must have memory, because the merge is about to run */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)
@@ -338,7 +339,7 @@ static attn_view out_view(const attn_tensor *t, attn_layout layout)
 static attn_view lse_view(const attn_tensor *t)
 {
     if (t->rank == 0) return (attn_view){ 0 };
-    const int axis = t->rank - 2; /* index of the axis of heads */
+    const int axis = t->rank - 2; /* index of the axis of heads: lse is [B, H, Sq] or [H, total_q] */
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 

@@ -46,8 +46,8 @@ typedef struct attn_merge_plan {
     void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
     bool gradients;     /* true: the gradients of the parts are wanted */
-    const float *sinks; /* NULL: there are no sinks */
-    float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
+    const float *sinks; /* sinks of the heads (sinks[h]); NULL: there are no sinks */
+    float *dsinks;      /* gradient of the sinks, an output; NULL: it is not wanted */
     /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */
     attn_view out_of_part, lse_of_part;
     /* strides of the gradients of a part's out and lse; `data` of these views is NULL, because each part has its own

@@ -1,4 +1,4 @@
-/* strange.c: implements strange.h. */
+/* strange.c: estimates how much of a problem lies in strange rows (numbers beyond float32's range). See strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -53,7 +53,7 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest absolute values of tensors, and bounds on products ---------------------------------------------- */
 
-/* Returns the largest number of a dtype. */
+/* Returns the largest finite number that the dtype has. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
@@ -304,7 +304,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key, so the key is skipped */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);

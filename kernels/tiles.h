@@ -69,8 +69,8 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* Returns the offset in elements of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only
- * attn_key_at() and attn_keys_in_a_row() know of pages. */
+/* Returns the offset, in elements, of a key's row in k or v, with or without pages (attn_at() is for the other
+ * tensors). `line` is k_start + j. Only attn_key_at() and attn_keys_in_a_row() know of pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);

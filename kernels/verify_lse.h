@@ -34,7 +34,7 @@ typedef struct lse_variant {
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
+    lse_variant list[ATTN_LSE_VARIANTS]; /* the variants; list[0] has the options as the client gave them */
 } lse_variants;
 
 /* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top). For
@@ -149,8 +149,8 @@ extern "C" {
 /* Returns the variants of a checked problem's scores (the ways in which lse may have been computed). It reads no
  * tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums the rows in `look` by all variants of the scores, in host memory, as attn_lse_start() does on a device. The fake
- * device uses it. */
+/* Sums the rows in `look` by all variants of the scores and writes the sums to `found`, all in host memory. The fake
+ * device calls it in place of a GPU's kernel. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -25,8 +25,8 @@ typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
     /* number of characters (0 to 3) of the unfinished group of four that were read; the first of two '=' counts too */
     int held;
-    bool ended;      /* true: padding was seen, so the text must end */
-    uint64_t offset; /* number of characters consumed */
+    bool ended;      /* true: padding (a '=') was read, so the text must end */
+    uint64_t offset; /* number of characters of the stream that were decoded */
 } base64_decoder;
 
 /* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors, so

@@ -259,7 +259,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0 || item->parts) { /* true except for an append, which has no queries */
+    if (item->problem.q.rank > 0 || item->parts) { /* true for every operation except an append, which has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
     }

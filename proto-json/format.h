@@ -22,7 +22,7 @@ struct format_body {
     /* the tensor values that the reader has extracted from the body; the reader owns this list */
     const scan_extract *extracts;
     int extract_count;
-    uint8_t *memory; /* the caller's memory, in which the extracted values lie */
+    uint8_t *memory; /* memory of the parser's caller, in which the extracted tensor values lie */
     size_t memory_bytes;
     struct scan_room *room; /* describes how much room `memory` has, and can make it larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
@@ -61,7 +61,7 @@ struct proto_format {
      * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The members below are for writing answers. */
+    /* The members below are the functions and facts with which the format's answers are written. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */

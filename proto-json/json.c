@@ -16,7 +16,7 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes that are in `first` */
+    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
     attn_error error;   /* the error of a body whose first bytes are not JSON; every call after the error returns it */
 };
 

@@ -23,7 +23,7 @@ enum { ID_BYTES = 512 /* longest request id in bytes; the answer repeats the id 
 
 /* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
-    const char *name; /* name of the tensor, owned by the tree */
+    const char *name; /* name of the tensor, a string in the tree of the request's JSON */
     int extract;
     bool binary;
     bool shared; /* the input is in shared memory, described by an entry of `shared` with this input's index */

@@ -591,7 +591,7 @@ static const char *sequence_id_of(const cJSON *one)
     return strcmp(id, "0") ? id : "";
 }
 
-/* Reads sequence_id, sequence_start and sequence_end. */
+/* Reads Triton's parameters sequence_id, sequence_start and sequence_end. */
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
     const char *const name = one->string, *const id = sequence_id_of(one);

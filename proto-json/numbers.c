@@ -366,7 +366,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* after this line v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -499,12 +499,12 @@ enum state {
      * was read last */
     EXPONENT,
     NUMBER_STATES,
-    START = NUMBER_STATES, /* state before the outermost '[' */
-    FIRST,                 /* state behind '[': a value or ']' must follow */
-    NEXT,                  /* state behind ',': a value must follow */
-    AFTER,                 /* state behind a value: ',' or ']' must follow */
-    WORD,                  /* state inside a string */
-    BARE_WORD,             /* state inside a word that has no quotes */
+    START = NUMBER_STATES, /* no '[' was read yet */
+    FIRST,                 /* after '[': a value or ']' must follow */
+    NEXT,                  /* after ',': a value must follow */
+    AFTER,                 /* after a value: ',' or ']' must follow */
+    WORD,                  /* inside a string such as "NaN" */
+    BARE_WORD,             /* inside a word without quotes, such as NaN */
     DONE,
     COMPLETE,
     /* COMPLETE and WRONG are not states, but results. COMPLETE: the number ended before this character. WRONG: the
@@ -584,7 +584,7 @@ static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may always begin */
+    if (d == 0) return NULL; /* no array is open yet, so an array may begin */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -774,7 +774,7 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Reads one character inside a word such as "NaN". */
+/* Reads one character of a string such as "NaN". */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;

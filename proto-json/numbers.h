@@ -38,7 +38,7 @@
 #include "kernels/attention.h"
 
 enum {
-    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
+    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
     /* Bytes of room for the text of one number. The text has at most 16 characters, but the code stores up to eight
      * characters at a time, some of them behind the text's end. */
@@ -53,14 +53,14 @@ typedef enum numbers_type {
         NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
-size_t numbers_bytes(numbers_type type); /* bytes of one element in memory */
+size_t numbers_bytes(numbers_type type); /* returns how many bytes one element of the type takes in memory */
 
 typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_BAD } numbers_status;
 
 typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
-    uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
+    uint64_t offset;   /* number of characters taken; after NUMBERS_BAD, the position of the error */
     /* static text that says what is wrong, and can follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
@@ -70,7 +70,7 @@ typedef struct numbers_reader {
     /* The members below belong to the reader; the caller leaves them alone. */
     numbers_type type;
     int state;                   /* state of the grammar; numbers.c has the diagram */
-    int depth;                   /* number of brackets that are open */
+    int depth;                   /* number of '[' that are not closed yet */
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */

@@ -61,12 +61,12 @@ typedef struct proto_operation {
      * float64 results with which the client's results are compared */
     bool judges;
 
-    uint64_t takes; /* inputs that a problem may have */
+    uint64_t takes; /* the tensors that a problem may have as inputs */
     /* inputs that a problem must have; with the member `context` (a saved forward), only those inputs of this set whose
      * role is IN_BACK */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
-    uint64_t gives;   /* outputs that the member `outputs` may name */
+    uint64_t gives;   /* the tensors that the member `outputs` may name */
     /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
     uint64_t usual; /* outputs that a problem gets if it has no member `outputs` */

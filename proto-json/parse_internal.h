@@ -30,7 +30,8 @@ struct parse_reader {
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* true: `sequence_id` of KServe replaces `caches` */
+    bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
+                    * `caches` */
     /* for a merge in a KServe body: one more than the index of the last part whose gradient the body names as an
      * output */
     int gradients;

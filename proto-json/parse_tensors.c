@@ -46,7 +46,7 @@ const char *parse_integer_suggestion(const cJSON *value)
 /* ---- Shapes, dtypes and sizes of tensors ------------------------------------------------------------------------- */
 
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
-/* Writes a shape such as "[2, 3]". */
+/* Writes a shape as text, such as "[2, 3]". */
 static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
     struct text t = text_in(text, SHAPE_BYTES);

@@ -79,7 +79,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of the elements after they are decoded */
-    size_t bytes;     /* bytes of an element in a body, before base64 */
+    size_t bytes;     /* bytes of an element as a client sends it, not counting base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
@@ -102,7 +102,7 @@ bool proto_is_safetensors(const void *bytes, size_t count);
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
-const char *proto_media(const proto_format *format); /* returns the content type of the format */
+const char *proto_media(const proto_format *format); /* returns the content type (media type) of the format */
 
 /* Returns the dtype's name as KServe writes it, such as "FP32". */
 const char *proto_datatype(attn_dtype dtype);
@@ -111,7 +111,7 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
-    int depth;         /* limit on the nesting of arrays and objects */
+    int depth;         /* largest nesting of arrays and objects in the body */
     int members;       /* largest number of members of one object */
     /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each value costs cJSON a node. */
     int values;
@@ -174,7 +174,7 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 /* Returns the number of the tensor that has this name in a body or, if `result` is true, in an answer. PROTO_TENSORS:
  * no tensor has the name. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of tensor `number`. Returns `name`. */
+/* Writes the name of tensor number `number` into `name` and returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
 /* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
@@ -200,7 +200,7 @@ typedef struct proto_item {
     bool has_seed;
     bool has_layout;  /* true: the body has the member `layout` */
     unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
-    uint64_t outputs; /* bits of attn_tensor_id: the outputs that the answer contains */
+    uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
     /* forward: true: the client wants the results kept as a context (saved forward), for one later backward */
@@ -277,7 +277,7 @@ typedef struct proto_option {
     unsigned ops; /* operations that take the option: bits PROTO_FORWARD, ... */
     /* true: the option may be given with `context` (a saved forward), from which all other options come */
     bool with_context;
-    size_t offset; /* offset of the option's value in proto_item */
+    size_t offset; /* offset in bytes of the option's value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: the option has no such bool */
     size_t given;
     int64_t minimum, maximum;
@@ -342,7 +342,7 @@ typedef struct proto_call {
     bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
     int count;
     proto_item *items;
-    size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
+    size_t memory_bytes;        /* number of bytes that the tensors take in the caller's memory (proto_memory) */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
     /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */

@@ -36,7 +36,7 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* length in bytes of {}, the shortest h
 
 /* One tensor of the safetensors file, as the header describes it. */
 struct slot {
-    const char *name; /* name of the tensor, owned by the tree */
+    const char *name; /* name of the tensor, a string in the tree of the header */
     int64_t begin, end;
     int index; /* position of the tensor in the header, which orders tensors without bytes */
 };

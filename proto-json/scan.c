@@ -76,7 +76,7 @@ struct scan {
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes in earlier pieces of the body */
+    uint64_t offset;  /* number of bytes of the body before the present piece */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
@@ -84,7 +84,7 @@ struct scan {
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the letters of true, false or null that have not arrived yet */
-    bool is_name;        /* true: the string is a member's name */
+    bool is_name;        /* true: the string that is being read is a member's name */
     enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
     /* code: value of the digits of an escape \u that were read; high: the high surrogate before the escape, or 0 */
@@ -322,8 +322,8 @@ static const char *base64_end_fault(scan *s)
 }
 
 /* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
- * escape, "\\/", is handled here because it is common: some libraries write every slash so, on average 64 characters
- * apart. */
+ * escape, "\\/", is handled here because it is common: some libraries write every '/' in this way, and base64 has one
+ * in 64 characters on average. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;

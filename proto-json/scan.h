@@ -50,13 +50,13 @@ typedef struct scan_extract {
      * memory. */
     void *device;
     size_t bytes;
-    int64_t elements; /* number of elements of an array */
+    int64_t elements; /* number of elements, if the value is an array */
     int rank;         /* depth of an array's nesting, 1 for a flat array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
     uint64_t at;        /* offset in the body of the byte that is wrong */
-    const char *reason; /* static text that gives the reason of the error */
+    const char *reason; /* the reason of the error as static text */
 } scan_extract;
 
 typedef struct scan scan;
@@ -90,7 +90,7 @@ void *scan_memory(const scan *s, size_t *bytes);
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
-    size_t have; /* number of bytes that grow() (of proto_memory) has provided */
+    size_t have; /* number of bytes of memory that grow() (of proto_memory) has provided so far */
 };
 
 /* Returns the struct with which the scanner manages the memory of extracted values. After scan_finish() the caller may

@@ -574,7 +574,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* the next line excludes the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* position of the '>' of a dtype such as ">f4"; the next line excludes
+                                                  * the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 

@@ -10,11 +10,11 @@
 
 /* The places where an unknown word may stand. For a member of a problem, the place is the name of the operation
  * (proto_operations[]), because each operation takes other members. */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
-#define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
-#define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
-#define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
+#define SUGGESTION_CACHE  "cache"  /* an unknown member of the body of POST /v1/caches, which creates a cache */
+#define SUGGESTION_LENGTH "length" /* an unknown member of the body that forks or truncates a cache */
+#define SUGGESTION_TENSOR "tensor" /* an unknown member of a tensor */
+#define SUGGESTION_INPUT  "input"  /* an unknown member of one of a KServe request's inputs */
+#define SUGGESTION_KSERVE "kserve" /* an unknown member of a KServe request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the server's own name of this dtype */
 /* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
  * name. */
@@ -25,7 +25,7 @@
 struct suggestion {
     const char *places, *words, *suggestion;
 };
-extern const struct suggestion suggestions[]; /* the last row has places == NULL */
+extern const struct suggestion suggestions[]; /* the table of hints; in its last row, places is NULL */
 
 /* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Upper or lower
  * case and underscores make no difference: isCausal is is_causal. */
@@ -54,7 +54,7 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
  * twice). */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
-extern const char suggestion_hex[]; /* the hint for hexadecimal text */
+extern const char suggestion_hex[]; /* the hint for text that is hexadecimal instead of base64 */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
 extern const char suggestion_typed_array[];
 

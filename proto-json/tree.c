@@ -237,7 +237,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner has refused deeper nesting */
+            assert(depth < PROTO_MAX_DEPTH); /* deeper nesting is impossible, because the scanner refuses it */
             open[depth++] = value;
             continue;
         }

@@ -18,7 +18,7 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes in use of the last block */
+    size_t used; /* number of bytes in use of the block that was added last */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);

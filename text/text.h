@@ -25,7 +25,7 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
  * NUL. */
 struct text {
     char *at;
-    size_t used;  /* number of bytes, without the NUL */
+    size_t used;  /* length of the text in bytes, without the NUL */
     size_t size;  /* bytes of memory at `at`; after a failure it is set to `used`, so that no later piece fits */
     size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
@@ -126,7 +126,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* Returns the value of a hexadecimal digit, or -1. */
+/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is no hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;
@@ -190,8 +190,8 @@ void text_consider(struct text_nearest *nearest, const char *name);
 
 /* Returns whether `word` is one of `words`, which have single spaces between them. Upper and lower case are equal. */
 bool text_is_among(const char *words, const char *word);
-/* Returns whether `word` is one of `words`, as text_is_among() does, but underscores, hyphens and spaces inside a word
- * make no difference: cuSeqlensQ is cu_seqlens_q. */
+/* Returns whether `word` is one of `words`, in upper or lower case. Underscores, hyphens and spaces inside a word make
+ * no difference either: cuSeqlensQ is cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
 /* text_distance() returns the number of typing mistakes that turn name `a` into name `b`: a letter too many, missing,

@@ -132,8 +132,8 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 enum { GROUPS = 16 }; /* number of groups of 8 keys whose dropout bits are drawn together */
 
-/* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Compilers
- * vectorise its loops. */
+/* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are those of attn_dropout_words(),
+ * but compilers can vectorise these loops. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);

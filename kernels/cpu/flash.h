@@ -182,7 +182,7 @@ struct flash {
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
     int64_t scratch_bytes;
 
-    struct flash_sequence *seq; /* [B]: one entry for each sequence */
+    struct flash_sequence *seq; /* array of B entries, one for each sequence */
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
@@ -267,8 +267,8 @@ struct flash_run {
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Computes the bytes of workspace as flash_run_bytes() does, but for the true lengths of the sequences. A run whose
- * caller gives no workspace allocates this size. */
+/* Computes the bytes of workspace that the problems of `plans` need with the true lengths of their sequences
+ * (flash_run_bytes() uses upper bounds). If the caller gives no workspace, this size is allocated. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
@@ -279,8 +279,9 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
 
 /* ---- An allocator of scratch memory, which can also only measure how much is needed ------------------------------ */
 
-/* A piece of memory that flash_take() divides, from the start on. If base is NULL, the arena only adds up sizes. The
- * same code can thus first measure the memory and then divide it. `used` is INT64_MAX after an overflow. */
+/* An arena is a piece of memory from which flash_take() takes one array after the other. If `base` is NULL, the arena
+ * only adds up the sizes. The same code can thus first measure the memory and then divide it. `used` is INT64_MAX after
+ * an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -326,8 +327,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, as flash_drop() does, but for one row and n
- * keys from key j on, n <= FLASH_MASK_BLOCK. */
+/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, for query i of head h and n keys from key j
+ * on, n <= FLASH_MASK_BLOCK. (flash_drop() does so for a block of rows.) */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns

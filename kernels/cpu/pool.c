@@ -34,7 +34,7 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* largest number of threads of a pool */
+    POOL_MAX_THREADS = 1024, /* the largest number of threads that a pool may have */
     /* microseconds for which a thread polls: longer than the gap between two loops of one attn_run(), but too short to
      * cost much */
     POOL_SPIN_US = 20,

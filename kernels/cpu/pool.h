@@ -34,7 +34,7 @@ typedef void (*pool_task)(void *context, int worker, int64_t item);
  * for each core that this process may use. A started thread calls `idle` (NULL: nothing) before it sleeps. Errors:
  * DEVICE when the system cannot start a thread, NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
-void pool_close(struct pool *pool); /* `pool` may be NULL; no loop may be running */
+void pool_close(struct pool *pool); /* closes a pool, on which no loop may be running; does nothing if `pool` is NULL */
 int pool_threads(const struct pool *pool);
 
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
@@ -46,7 +46,7 @@ struct pool_part {
     const void *owner;
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
-    int computing; /* number of threads that now compute for this pool_part */
+    int computing; /* number of threads that are computing for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;
 };
 

@@ -199,7 +199,7 @@ static void probabilities_of_row(struct reference *r, struct lse lse)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* Computes out = P V for row i. */
+/* Computes out = P V for row i, where P are the row's probabilities. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;

@@ -93,7 +93,7 @@ enum {
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* The options of scores, for score() of struct simd. */
+/* The options and masks of scores, for the function score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
@@ -133,7 +133,7 @@ struct simd_gradient {
     const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
-    const float *delta; /* [rows]: rowsum(dO * O) - dlse */
+    const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
     float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
@@ -214,9 +214,10 @@ struct simd {
      * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* Does the work of score() for a causal tile without other options: row r sees columns lo[r] to hi[r] - 1, and S
-     * becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible elements of S stay products q . k.
-     * Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which must be above 0. */
+    /* Applies a causal mask or window to a tile of scores without other options (others need score()): row r sees
+     * columns lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible
+     * elements of S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e),
+     * which must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds

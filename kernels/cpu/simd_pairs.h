@@ -22,7 +22,7 @@
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
  * interleaves, then transposes. k is padded to a multiple of W. */
 
-enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* the constant SIMD_TAME as bits of a bf16 number */ };
+enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* TAME_BITS: the number SIMD_TAME as bits of a bf16 number */ };
 
 /* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 

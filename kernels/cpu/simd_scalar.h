@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* the float16 number is subnormal or zero */
+    /* the float16 number is zero or subnormal: a multiple of 2^-24 */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* float16 rounds numbers of 65520 and more to infinity */
+    /* numbers of 65520 and more become infinity, because float16 rounds them so */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds the number to a multiple of
      * 2^-24, and the low bits of the sum then count these multiples. */

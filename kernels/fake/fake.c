@@ -118,7 +118,7 @@ enum {
 /* A rule: one entry of a script (see the top of this file). */
 struct rule {
     enum fault_id fault;
-    int64_t number; /* argument of the fault: an error code, or milliseconds */
+    int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
     int64_t first, last; /* numbers of the first and the last event to which the rule applies */
 };
@@ -143,13 +143,13 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
-    struct fake_device *self; /* the device itself, to which attn_capabilities.facts points */
+    struct fake_device *self; /* a pointer to this struct itself, to which attn_capabilities.facts points */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* protects the members from memory_used to lost */
+    pthread_mutex_t lock; /* protects the members of this struct from memory_used to lost */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;

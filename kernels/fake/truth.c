@@ -1,4 +1,4 @@
-/* truth.c: see truth.h. */
+/* truth.c: computes the results of a problem in float64, for tests. See truth.h. */
 #include "kernels/fake/truth.h"
 
 #include <math.h>

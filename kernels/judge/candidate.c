@@ -27,7 +27,7 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 #define JUDGE_PAIR_GAIN 1.1
 /* These limits apply where mistakes are tested only on some units (tiles of queries or of keys). A mistake that changes
  * out or lse is tested on tiles of keys only if the forwards of their heads take at most this many multiply-adds.
- * JUDGE_KEYS_CONFIRMED is for the test of the best explanation in PHASE_CONFIRM. */
+ * JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 

@@ -23,7 +23,7 @@ enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence. */
 struct compute_rows {
-    int64_t b, h;         /* the tile's sequence b and query head h */
+    int64_t b, h;         /* the tile is in sequence b, and its queries are of query head h */
     int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */
 };
 
@@ -67,7 +67,7 @@ struct compute {
                              * (emulate.c) */
 };
 
-/* Returns the bytes of memory that compute_open() allocates. */
+/* Returns the bytes of memory that compute_open() will allocate for this problem and tile size. */
 int64_t compute_bytes(const attn_problem *p, int64_t tile);
 /* Allocates the memory for tiles of `tile` rows. Returns false if there is not enough memory. `c` borrows `p` until
  * compute_close(). */

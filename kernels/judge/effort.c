@@ -1,4 +1,4 @@
-/* effort.c: see effort.h. */
+/* effort.c: estimates how long the work of a judge takes. See effort.h. */
 #include "kernels/judge/effort.h"
 
 #include "kernels/judge/frame.h"

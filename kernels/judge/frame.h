@@ -27,7 +27,7 @@ struct key_tile {
 /* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b has the index b
  * * batch + h * head + i * row + j * column. */
 struct reading {
-    const void *data; /* NULL: the caller did not give the tensor */
+    const void *data; /* address of the caller's tensor; NULL: the caller did not give the tensor */
     attn_dtype dtype;
     int64_t batch, head, row, column;
 };
@@ -49,7 +49,7 @@ struct frame {
     /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not
      * chosen */
     int64_t *row_of_head;
-    bool whole; /* true: all tiles of the problem were chosen */
+    bool whole; /* true: all tiles of the problem were chosen for the check */
     /* reading[id][0] reads the caller's tensor `id` in the problem's layout (bshd or bhsd), reading[id][1] in the
      * layout with heads and rows exchanged */
     struct reading reading[ATTN_TENSOR_COUNT][2];
@@ -113,7 +113,7 @@ int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 /* Adds the difference between a caller's number `got` and the right number `want`. Two NaN, or two equal infinities, do
  * not differ. */
 void difference_add(struct difference *d, double got, double want);
-/* Adds all differences of `more` to `d`. */
+/* Adds the sums of differences in `more` to those in `d`. */
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
  * returns the mean over all compared numbers; differences in `bad` add nothing to its sum. */

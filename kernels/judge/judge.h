@@ -130,7 +130,7 @@ void judge_hurry(judge *j);
 /* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
-void judge_close(judge *j); /* `j` may be NULL */
+void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
 /* The seconds that a judge is expected to take: `truth` for the float64 results of all rows and for imitating the
  * roundings of right kernels, `all` for the tests of all mistakes. */

@@ -115,7 +115,7 @@ struct pass {
 
 struct judge {
     struct hypothesis_facts facts;
-    attn_problem p; /* the caller's problem, without the caller's results */
+    attn_problem p; /* the caller's problem, without the results that the caller sent for it */
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
@@ -176,9 +176,9 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
     return j->given >> id & 1;
 }
 
-/* pass_begin() begins a pass over the tiles (or units, if units_are_sampled()) list[0] to list[count - 1], or over all
- * tiles if `list` is NULL. `v` is the variation (a mistake, or none) that the pass computes. pass_step() does the work
- * of the next tile, and returns true when the pass has no more tiles. */
+/* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
+ * units_are_sampled(), `list` has numbers of units. `v` is the variation (a mistake, or none) that the pass computes.
+ * pass_step() does the work of the next tile, and returns true when the pass has no more tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 

@@ -38,7 +38,8 @@ enum variation_softmax {
     SOFTMAX_NONE_RESCALED,
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
-    SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
+    SOFTMAX_RAW,               /* exponentials are exp(z) without the row's maximum, and out is not divided by their
+                                * sum */
 };
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
@@ -63,7 +64,7 @@ enum variation_rounding {
 
 enum variation_dropout {
     DROPOUT_RIGHT,
-    DROPOUT_MISSING,      /* no probability is dropped */
+    DROPOUT_MISSING,      /* dropout drops no probability */
     DROPOUT_UNSCALED,     /* kept probabilities are not divided by 1 - dropout_p */
     DROPOUT_SCALED_TWICE, /* kept probabilities are divided by 1 - dropout_p twice */
     DROPOUT_TRANSPOSED,   /* the random number of element (j, i) decides whether (i, j) is dropped */
@@ -138,7 +139,7 @@ static inline bool variation_rounds_sums(const variation *v)
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
 }
 
-/* Returns the variation that has no mistake. */
+/* Returns the variation that has no mistake, so that compute.c computes the right results. */
 variation variation_of(const attn_problem *p);
 
 /* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th query
