@@ -129,8 +129,8 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* Returns the name that messages to clients use for the size of the axis with this letter: 'k' is "Sk", or "total_k" in
- * a packed problem. */
+/* Returns the name of the size of the axis with this letter, for messages to clients: 'k' gives "Sk", or "total_k" in a
+ * packed problem. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -257,7 +257,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* A tensor, with the letter (see attn_axes) that says which size each of its axes has. */
+/* A tensor, and for each of its axes the letter (attn_axes) that says which size the axis has. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -281,8 +281,8 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Returns the sizes of a problem. It looks up each tensor's axes only once, because it runs several times for each
- * problem. */
+/* Returns the sizes of a problem. The function looks up the axes of each tensor only once, to save time, because it is
+ * called several times for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -312,8 +312,8 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have the dtype that the client chose. An error names the option with which the client
- * chose it. */
+/* Checks that the output `id` may have the dtype that the client chose. The error message names the option (out_dtype
+ * or grad_dtype) with which the client chose the dtype. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -443,7 +443,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    /* 0 for letters whose sizes the client chooses: 'm' and 'n' (mask_startend_rows) and 't' (page_table) */
+    /* the client chooses the sizes of these axes: 'm' and 'n' of mask_startend_rows and 't' of page_table */
     default: return 0;
     }
 }
@@ -565,7 +565,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
         }
     }
     /* A part with fewer batch rows than its problem gets no prefix_keys. prefix_keys say which keys row b shares with
-     * row b - 1, which may lie outside the part. */
+     * row b - 1, but row b - 1 may lie outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

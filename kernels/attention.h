@@ -32,7 +32,8 @@ extern "C" {
 
 /* ---- Statuses and error messages --------------------------------------------------------------------------------- */
 
-/* One row per status: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
+/* The statuses that functions of the library return. Each row: id, meaning. proto-json/errors.c maps each status to an
+ * HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
     X(OK, "success")                                                    \
     X(INVALID, "malformed, or its values disagree")                     \
@@ -59,7 +60,7 @@ typedef enum attn_status {
 
 /* An error. The client receives its text unchanged.
  *
- *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty where there is none.
+ *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty if there is none.
  *   text    one sentence: tensor, index, value, rule. */
 typedef struct attn_error {
     attn_status status;
@@ -76,7 +77,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors: dtypes, shapes and strides ------------------------------------------------------------------------- */
 
-/* One row per dtype: id, name in requests, safetensors name, KServe name, bytes, 1 for floating point */
+/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -101,7 +102,7 @@ typedef enum attn_dtype {
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
-/* accepts the name in requests, the safetensors name or the KServe name, in upper or lower case */
+/* finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case; false: there is none */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
@@ -112,18 +113,18 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. It has room for multi-head latent attention with D = 576 and Dv = 512, where
- * v is the first 512 columns of k, in the same memory with k's strides. A device whose kernels support only smaller
- * heads says so when it plans a problem. */
+/* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
+ * 512, where v is the first 512 columns of k, in the same memory with k's strides. If the kernels of a device support
+ * only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Limit on B times H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
+/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
  * limit allows large problems of small heads: with 16 rows of 8 half-precision numbers per head, q, k and v take 805
  * MB. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
-/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
- * rank 0 means "not given". A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
+/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. A tensor of
+ * rank 0 is not given. A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
 typedef struct attn_tensor {
     void *data;
     attn_dtype dtype;
@@ -142,8 +143,8 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Problems: what one call computes ---------------------------------------------------------------------------- */
 
-/* Rules for the dtype of a tensor. Each row: id, dtypes that are always allowed, dtypes that are allowed where q has
- * the same dtype. */
+/* Rules for the dtype of a tensor. Each row: id of the rule, dtypes that are always allowed, dtypes that are allowed
+ * only if q has the same dtype. */
 #define ATTN_DTYPE_RULE_MAP(X)                                                   \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
     X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
@@ -172,7 +173,7 @@ typedef enum attn_dtype_rule {
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
-    ATTN_AXES_BROADCAST, /* every axis but the last may have size 1, and is then shared (broadcast) */
+    ATTN_AXES_BROADCAST, /* every axis but the last may have size 1; it is then broadcast (all indices share it) */
     ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
     ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may have size 1 */
 } attn_axes_kind;
@@ -301,17 +302,17 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
+/* Return what a tensor may have in some problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both
+ * as text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
  * returns it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Table of the options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry
- * and in requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits
- * in messages, meaning. score.h defines how an option changes a score. A row creates the option's member in both
- * structs, its feature, its rule in attn_check() and its entry in the decoder of requests. */
+/* The options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry and in
+ * requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits in
+ * messages, meaning. score.h defines how an option changes a score. Each row creates the option's member in
+ * attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -354,8 +355,8 @@ typedef struct attn_observe {
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
  * Backward recomputes out and lse where they are not given (both or neither).
  *
- * An observe reads q, k and what else decides about scores; it has no v, and ignores dropout. P_ij = exp(z_ij -
- * lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
+ * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
+ * exp(z_ij - lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -367,8 +368,8 @@ typedef struct attn_problem {
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem as an array, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
-    /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
-     * Sk - Sq), or top left (i' = i) */
+    /* i', the position of query i among the keys, from which causal masks and windows count. Two choices: bottom right
+     * (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
     bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
     double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
@@ -390,19 +391,20 @@ typedef struct attn_problem {
      * part of a problem drops what the whole problem drops. dropout_heads 0: the problem is not a part, and H is
      * used. */
     int64_t dropout_first, dropout_heads;
-    /* every run of a backward on one backend gives the same bits; two backends may give different bits */
+    /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
+     * bits */
     bool deterministic;
     attn_observe observe;
 
-    /* Only with page_table; may be NULL. int32 [B], in host or device memory as seqlens_k is. The first prefix_keys[b]
-     * keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A
-     * kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys change no bit of the
-     * results, and are not among attn_features(). */
+    /* Only with page_table; may be NULL. An array int32 [B], in host or device memory as seqlens_k is. The first
+     * prefix_keys[b] keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache;
+     * prefix_keys[0] is 0. A kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys
+     * change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(): the number of queries of the problem that this problem is a part of. A kernel that
-     * divides keys by the number of queries divides those of a part like those of the whole problem. 0: the problem is
-     * not a part. */
+    /* Set by attn_queries_of(): the number of queries of the whole problem, if this problem is a part of another. A
+     * kernel that splits keys by the number of queries then splits a part's keys as it splits those of the whole
+     * problem, so that the bits are equal. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -441,8 +443,8 @@ typedef struct attn_dims {
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* Returns the sizes of a problem, from its shapes alone. attn_check() and messages use it. Ranks must be right; the
- * function does not check that the shapes agree. */
+/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be right. The function does not
+ * check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
@@ -461,13 +463,13 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   map                           row and column are the cell; packed, batch is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
-    void *data; /* NULL if the tensor is not given or has no elements */
+    void *data; /* address of the first element; NULL if the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
 
 /* A checked problem in the form that kernels read: sizes, options, and each tensor's address and strides for batch,
- * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
+ * head and row. It is plain data and may be copied to a device. Its pointers are copies of the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
     int64_t group;      /* number of query heads per key/value head, H / Hk: query head h reads key/value head h /
@@ -506,9 +508,10 @@ attn_status attn_check(const attn_problem *p, attn_error *err);
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
- * int32, other outputs are float32. INVALID where an observe lacks an option that the output needs; TOO_LARGE where its
- * weights are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's dtype, or float32). top_keys
+ * is int32, other outputs are float32. Returns INVALID if an observe lacks an option that the output needs, TOO_LARGE
+ * if its `weights` has too many elements, and NOT_FOUND if this problem does not have the output (dsinks without
+ * sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
@@ -553,7 +556,7 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-/* features that say how keys are stored: in pages, and in which dtype */
+/* the features that say how keys are stored: in pages, and in a dtype that is not q's */
 #define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
 #define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
@@ -582,7 +585,7 @@ double attn_scores(const attn_problem *p);
 /* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Returns whether none of the outputs that a checked problem requests has any elements. attn_run() skips such a
+/* Returns whether a checked problem is empty: all outputs that it requests have 0 elements. attn_run() skips such a
  * problem, so the problem needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
@@ -596,8 +599,8 @@ typedef struct attn_verification {
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
- * been computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B
- * x Sq x H x Dv) all rows take some 0.2 s. */
+ * been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv) bytes of memory and 16 MiB more.
+ * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
@@ -630,11 +633,11 @@ double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 /* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where
- * the probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
- * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the
- * keys, with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
- * memory. */
+ * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. Returns
+ * INVALID if the probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another
+ * scale, a mask left out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid:
+ * k may be a part of the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of
+ * its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks the rows to check; it
@@ -670,17 +673,16 @@ typedef struct attn_device_info {
     const char *backend;   /* name of the backend: "cpu", "reference", "cuda", ... */
     int index;             /* number of the device in its backend: 0 for "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
-    char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
     /* upper bound, over all kernels, on (query, key, head) triples per second; a problem takes at least the time that
      * this bound and fastest_flops give */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
-    /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
+    /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
-    /* number of units that compute: threads of a CPU, multiprocessors of a GPU; the rates of attn_cost_of() are per
-     * unit */
+    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU */
     int units;
     /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
     bool unified;
@@ -692,8 +694,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
- * used only if an option names them. */
+/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
+ * "reference" and "paper" are used only if an option names them. */
 const char *const *attn_backends(void);
 /* returns whether the devices of this backend are something other than the host's processor; false for an unknown
  * name */
@@ -701,7 +703,7 @@ bool attn_is_gpu(const char *backend);
 /* returns the number of devices; 0 where there is no driver, no such device or no such backend */
 int attn_device_count(const char *backend);
 
-/* the caller owns *device until attn_device_close(); `options` may be NULL */
+/* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
 void attn_device_close(attn_device *device); /* closes a device; does nothing if `device` is NULL */
@@ -750,8 +752,8 @@ typedef struct attn_kernel {
     bool in_place;
 } attn_kernel;
 
-/* The kernels that a device has. attn_device_open() makes this list, and the list never changes. Any thread may read it
- * until the device is closed, so code that plans problems needs no device. */
+/* The kernels that a device has, at most ATTN_MOST_KERNELS. attn_device_open() makes this list, and the list never
+ * changes. Any thread may read it until the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
@@ -765,9 +767,9 @@ typedef struct attn_capabilities {
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem
- * nor its addresses may change while the plan is used; the numbers in its tensors may. attn_plan_move() adapts a plan
- * to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: while the plan is
+ * used, the problem and its addresses must not change, but the numbers in its tensors may. attn_plan_move() adapts a
+ * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* the kernels that the plan may choose from: the capabilities of the device; they
@@ -813,10 +815,10 @@ typedef struct attn_cost {
  * some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
- * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
- * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
- * at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
+/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and numbers in tensors. The function
+ * reads a few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range
+ * of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and
+ * v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
@@ -847,7 +849,7 @@ typedef struct attn_rows {
     size_t count;
 } attn_rows;
 
-/* Queues a copy of rows. The rules of attn_copy() apply. */
+/* Queues a copy of rows. All that attn_copy() requires holds here too. */
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
@@ -865,8 +867,8 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
 /* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device. The
  * work on `source` that writes the memory at `from` must be done when this is called, and the memory must stay until
  * the stream is done. Where the two devices cannot reach each other's memory, the driver copies through the host.
- * CANCELLED: `source` is lost, so nobody can read its memory; the stream's own device works. UNSUPPORTED: the backend
- * never has a second device. */
+ * Errors: CANCELLED if `source` is lost, so that its memory cannot be read (the stream's own device still works);
+ * UNSUPPORTED if the backend never has a second device. */
 attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                            attn_error *err);
 
@@ -890,7 +892,7 @@ typedef struct attn_sum {
     const float *parts[ATTN_SUM_PARTS];
 } attn_sum;
 
-/* Queues the sum on the stream. *sum may be freed when this returns. */
+/* Queues the sum on the stream. The caller may free *sum when this function returns. */
 attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error *err);
 
 /* ---- Merging: results over parts of the keys become one result ----------------------------------------------------
@@ -918,8 +920,8 @@ typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* A problem of attn_merge(). Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not
- * wanted.
+/* What one attn_merge() computes. Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or
+ * not wanted.
  *
  * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
  * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q]. The outs
@@ -941,9 +943,9 @@ typedef struct attn_merge_problem {
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
 
-/* Checks that shapes, strides and dtypes of a merge agree. It reads no memory of tensors, so they need not have memory
- * yet. INVALID where they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or "/dout" for a tensor
- * that does not belong to a part. */
+/* Checks that shapes, strides and dtypes of a merge agree. The function reads no memory of tensors, so they need not
+ * have memory yet. Returns INVALID if they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or
+ * "/dout" for a tensor that does not belong to a part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() queues its problems. All pointers are device memory. *m and its lists
@@ -962,10 +964,11 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
 
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
-/* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each call
- * queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued. All
- * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else until
- * the work is done. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
+/* Does what attn_run() does, but in pieces, because work that is queued on a GPU's stream cannot be cancelled. *step is
+ * 0 at the first call. Each call queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS
+ * when all work is queued. All calls have the same plans and the same workspace, which must not be NULL and must not be
+ * used for anything else until the work is done. A caller that waits for the stream between calls can give up the rest
+ * of a long computation within 0.1 s.
  *
  * Rows whose scores exceed the range of float32 take up to a thousand times as long as other rows. In a problem of a
  * few milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has
@@ -987,8 +990,7 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * each owner has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
 /* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
- * is not unified it returns 0, and attn_stream_elapsed_us() returns the device's time. Call it from the stream's
- * thread. */
+ * is not unified it returns 0: use attn_stream_elapsed_us() there. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
@@ -1004,8 +1006,8 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN where the
- * backend cannot measure this. */
+/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN if the backend
+ * cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait; *done becomes false while the stream still has work, and true when it has none */
@@ -1013,9 +1015,9 @@ attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
- * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached
- * it. After an error the device may never reach it: a caller that has polled long enough calls attn_stream_done().
- * UNSUPPORTED where the backend has no notes. */
+ * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached it. After
+ * an error the device may never reach the note, so a caller that has polled long enough should call attn_stream_done().
+ * Returns UNSUPPORTED if the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
@@ -1037,7 +1039,7 @@ typedef struct attn_truth {
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* bytes of device memory that are needed, without those of the results */
+    size_t workspace_bytes; /* bytes of device memory that the computation needs in addition to its results */
     double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
@@ -1066,7 +1068,7 @@ attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, co
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;
-enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results that are compared: the members of attn_truth, in their order */
+enum { ATTN_TRUTH_RESULTS = 5 }; /* the number of results that are compared: out, lse, dq, dk and dv */
 
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or

@@ -24,7 +24,7 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
  * packing). Returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* Returns whether a tensor with axes of this kind may be given without its first axis. */
+/* Returns whether a tensor whose axes are of this kind may be given without its first axis. */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
@@ -49,7 +49,7 @@ int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* A set of dtypes, which a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* always: dtypes that are always allowed; as_q: dtypes that are allowed only where q has the same dtype */
+    /* `always`: dtypes that are always allowed; `as_q`: dtypes that are allowed only where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

@@ -47,7 +47,8 @@ static inline attn_status attn_given_up(attn_error *err)
 /* The functions of a backend. What each must do is said in attention.h, at the function attn_... with the same name. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* true: its devices are not the host's processor, and the server's option --devices numbers them */
+    bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers
+                  * them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -82,9 +83,9 @@ struct attn_backend {
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL: the backend cannot measure the time between marks of two streams */
+    /* Returns the microseconds between marks of two streams. NULL: the backend cannot measure this time */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
-    /* NULL: the backend has no notes; attn_stream_note() then returns UNSUPPORTED */
+    /* Queues a note (attn_stream_note()). NULL: the backend has no notes, and attn_stream_note() returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
@@ -103,8 +104,8 @@ struct attn_backend {
                             attn_error *err);
     /* returns whether run_some() left out rows that are slow to compute; NULL: run_some() never leaves out rows */
     bool (*left_rows)(attn_stream *stream);
-    /* The functions of attn_truth (float64 results). All are NULL if the backend computes no truth. truth() always gets
-     * a workspace, and is never called on a cancelled stream. */
+    /* The functions that compute attn_truth (float64 results). All are NULL if the backend computes no truth. truth()
+     * always gets a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                               attn_error *err);
     attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
@@ -113,8 +114,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. The kernel may still
- * refuse the problem: see attn_backend.plan. */
+/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. Even then the kernel
+ * may refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Makes a plan as attn_plan_make() does, but for the given `features`. Tests use it to add a feature that no kernel

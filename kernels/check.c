@@ -171,7 +171,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is a gradient, and has the axes of its input `owner`, which has been checked before */
+        /* this tensor is a gradient of `owner`, which has been checked before, so it must have the shape of `owner` */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -279,7 +279,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    /* number of inputs among q, k and v: an observe (statistics of probabilities) has no v */
+    /* number of inputs among q, k and v: 2 in an observe (statistics of probabilities), which has no v */
     const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3;
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
@@ -431,8 +431,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    /* A result tensor need not have memory when a problem is checked. attn_run() tests that it has memory before the
-     * run. */
+    /* An output need not have memory yet, because attn_run() tests later whether it has memory. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -485,8 +484,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members of the problem's `observe`. The lengths of the sequence that it names must have been checked
- * before. */
+/* Checks the members of the problem's `observe`. The caller must already have checked the lengths of the sequences. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -597,8 +595,8 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Calls `test` for every row of a tensor (the elements along its last axis). Where a row fails, the error says which
- * value is wrong, and then `rule`: what the value must be. */
+/* Calls `test` for every row of a tensor (the elements along its last axis). If a row fails, the error message says
+ * which value is wrong, and then what it must be, which is the text `rule`. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -716,7 +714,7 @@ static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* Checks the entries of page_table that kernels read: for row b, the pages that hold its first seqlens_k[b] keys. */
+/* Checks those entries of page_table that kernels read: in row b, the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -815,9 +813,9 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. Real problems nearly always have
- * fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With a single query the shape says nothing
- * about the layout. */
+/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the right layout,
+ * because real problems nearly always have fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With
+ * a single query the shape says nothing about the layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;

@@ -237,8 +237,9 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation whose measured rates estimate `op`. An observe (statistics of probabilities) has the rates of a
- * forward, because both compute scores; scores_made() says how many times an observe computes them. */
+/* Returns the operation by whose measured rates the time of `op` is estimated. An observe (statistics of
+ * probabilities) has the rates of a forward, because both compute scores; scores_made() says how many times an
+ * observe computes them. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -264,8 +265,8 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 
 enum {
     UNIT_ROWS = 64, /* number of rows of a head that a CPU thread computes together */
-    /* number of keys that a thread of a CPU, or a block of the decode kernel, computes at a time where query rows are
-     * few */
+    /* if query rows are few: number of keys that a thread of a CPU, or a block of the decode kernel, computes at a
+     * time */
     UNIT_KEYS = 2048,
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
@@ -446,8 +447,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. Of keys and values in pages, only `numbers` elements
- * count, because kernels do not read all pages. Values that share the keys' memory count once. */
+/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only `numbers` of their
+ * elements count, because kernels do not read all pages. If values share the keys' memory, that memory counts once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -492,7 +493,8 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Returns the floating point operations of one (query, key, head) triple, as attn_flops() counts them. */
+/* Returns the floating point operations of one (query, key, head) triple, counted in the same way as in
+ * attn_flops(). */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);

@@ -94,8 +94,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device)
     return &device->can;
 }
 
-/* Writes an error if no kernel of the operation takes head sizes as large as those of the problem; returns ATTN_OK if
- * some kernel does. */
+/* Returns ATTN_OK if some kernel of the problem's operation takes head sizes as large as those of the problem, and
+ * otherwise an error. */
 static attn_status head_size_fits(const attn_capabilities *can, const attn_problem *problem, const char *op,
                                   attn_error *err)
 {

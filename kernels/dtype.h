@@ -85,7 +85,7 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     shift = 52 - mantissa;
-    /* x is subnormal in the target format, which then keeps fewer bits */
+    /* x is subnormal in the target format, which keeps fewer bits of such a number, so more bits are cut */
     if (exponent < 1 - bias) shift += 1 - bias - exponent;
     if (shift > 54) return 0;
     kept = significand >> shift;

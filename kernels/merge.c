@@ -73,7 +73,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
 }
 
 /* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. There is one dot
- * product for each part. Where gradients of parts are wanted, it also writes these columns of the parts' dout. */
+ * product for each part. If gradients of the parts are wanted, the function also writes these columns of the gradients
+ * dout_p. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -152,18 +153,18 @@ void attn_merge_all(const attn_merge_plan *m)
 struct expected {
     const attn_tensor *tensor;
     int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    const char *of;   /* the member of the request that the part is in: "parts", or "gradients" of the parts */
+    const char *of;   /* the list in the request that has the part: "parts", or "gradients" for the parts' gradients */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
     int rank;         /* number of axes of the tensor; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* for each axis, the name of its size in messages ("Sq") */
-    bool has_memory;                 /* the tensor must have memory, unless it has no elements */
+    bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
 
-/* Writes the name of a tensor: "parts.3.lse", or as a JSON pointer "/parts/3/lse". */
+/* Writes the name of a tensor for messages: "parts.3.lse", or as a JSON pointer "/parts/3/lse". */
 static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES])
 {
     const char *const dot = pointer ? "/" : ".";

@@ -1,4 +1,4 @@
-/* queries.c: some queries of a problem as a problem of their own. See queries.h. */
+/* queries.c: makes a problem from some of the queries of another problem. See queries.h. */
 #include "kernels/queries.h"
 
 #include "kernels/axes.h"

@@ -1,4 +1,4 @@
-/* queries.h: some queries of a problem as a problem of their own.
+/* queries.h: makes a problem (a part) from some of the queries of another problem (the whole).
  *
  * The part with queries `first` to `end` - 1 has views of the same memory and all keys. A causal mask lets query i see
  * the keys up to i plus a constant. In the part, query i has the number i - first, and a window to the right that is

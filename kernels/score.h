@@ -1,4 +1,4 @@
-/* score.h: how the options of ATTN_SCORE_OPTION_MAP change a score. It is the one definition, for C and CUDA.
+/* score.h: how the options of ATTN_SCORE_OPTION_MAP change a score. It is the only definition, for C and CUDA.
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *

@@ -21,9 +21,10 @@ enum {
     /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
      * a random one */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, where only their bias and slopes are read */
-    /* smallest number of queries in a tile of any kernel. Kernels bound the scores of all rows of a tile by the tile's
-     * largest number */
+    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
+                         * elements */
+    /* smallest number of queries in a tile of any kernel; a row's scores are bounded by the largest number of its tile,
+     * as kernels do */
     TILE = 64,
 };
 
@@ -176,7 +177,8 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* Returns whether keep_mask and FlashMask let the row see key j. The caller has tested causal, window and lengths. */
+/* Returns whether keep_mask and FlashMask let the row see key j. The caller must already have tested causal, window and
+ * lengths. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -207,8 +209,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* Returns the row's score of key j, which the row sees; NaN where product() is NaN. Where look->bounded is true, only
- * bias and slopes count. */
+/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, the
+ * result is made of bias and slopes only. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -220,7 +222,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns the size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
+/* Returns the size of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's key/value
+ * head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -265,8 +268,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. Keys whose score is
- * `largest` share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of
+/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. All of the row's weight
+ * is on the keys whose score is `largest`. The limit is halved, because neighbouring rows may differ by a factor of
  * two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
@@ -370,7 +373,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    /* divides all rows into `count` groups of equal size and reads one row of each */
+    /* `count` rows are read: one row of each of `count` groups of equal size */
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
@@ -392,7 +395,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* v is not given in an observe (statistics of probabilities), which needs only q and k */
+    /* an observe (statistics of probabilities) has no v, so no sum of values can overflow there */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);

@@ -38,7 +38,7 @@ enum {
     FIRST_ROWS = 4,
     /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
     ROWS_SHARE = 128,
-    /* if the lse of at least this many rows fits a conversion (such as base 2), the conversion counts as found */
+    /* a conversion (such as base 2) counts as found if the lse of at least this many rows fit it */
     ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this number of multiply-adds */
 };
@@ -299,8 +299,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can be judged. A row cannot be judged if it has NaN, or if its lse is so large that it does
- * not determine the row's sum. */
+/* Returns whether it can be decided if the lse of this row is right. That is impossible if the row has NaN, or if its
+ * lse is so large that it does not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
@@ -353,7 +353,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if no variant does. *at
  * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
@@ -381,7 +381,7 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* Writes the index of the row's lse in the client's tensor. */
+/* Writes as text the index that the row's lse has in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);

@@ -15,7 +15,7 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES: the options causal and window, which hide keys by the positions of query and key */
+    LSE_PLACES = 1, /* LSE_PLACES stands for causal and window, which hide keys by the positions of query and key */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -146,7 +146,7 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Returns the variants of a checked problem's scores (the ways in which lse may have been computed). It reads no
+/* Returns the variants of a checked problem's scores: the ways in which the client may have computed lse. It reads no
  * tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
 /* Sums the rows in `look` by all variants of the scores and writes the sums to `found`, all in host memory. The fake

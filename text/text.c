@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; each later size is twice the one before */
+enum {
+    FIRST_BYTES = 1024
+}; /* number of bytes that a growing text first allocates; each time it is too small, the
+                              * number doubles */
 
 /* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
@@ -20,7 +23,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    /* a limit below this bound ensures that twice the size plus the NUL does not overflow */
+    /* below this bound, doubling the size of the text and adding the NUL cannot overflow */
     assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
@@ -79,8 +82,8 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning of the piece that vsnprintf() wrote, because a piece is added as a whole or not at
-         * all */
+        /* vsnprintf() wrote only the beginning of the piece; this line removes it, because a piece is added as a whole
+         * or not at all */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);

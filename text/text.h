@@ -19,10 +19,10 @@
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
 /* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
- * than `limit`, or that finds no memory, is left out as a whole. After that nothing is added, so a text never has a
- * gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are two
- * exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has no
- * NUL. */
+ * than `limit`, or that finds no memory, is left out as a whole. After such a failure nothing is added, so a text never
+ * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are
+ * two exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has
+ * no NUL. */
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
@@ -32,8 +32,9 @@ struct text {
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of the buffer, and counts the NUL */
-/* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
+struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes, one of
+                                                     * them for the NUL */
+/* the text grows in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 
 /* Hands the memory of a growing text to the caller, who frees it with free(). After a failure the function frees the

@@ -42,14 +42,14 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* lse in base 2 of each row of the tile */
+    float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
     /* queries in f32, [FLASH_DOT_ROWS][few_ld], for sequences of few query rows (the path FLASH_DOTS): dots() computes
      * their scores */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
-    char *gathered; /* memory in which the rows of a tile of q or dout are collected from several heads */
+    char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
     /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
      * replaced these elements by 0 */
     float *nonfinite_sums;
@@ -252,8 +252,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes the part of dalibi_slopes that comes from a block, -sum dZ |i + Sk - Sq - j|, for each query head of the
- * tile, and adds it to the head's sum in `sums`. */
+/* Computes the part of dalibi_slopes that comes from a block of queries and keys, -sum dZ |i + Sk - Sq - j|, for each
+ * query head of the tile, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -389,7 +389,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Stores dk and dv of the chunk. Keys that no query sees and keys past seqlens_k get zeros. */
+/* Stores dk and dv of the chunk of keys. Keys that no query sees and keys past seqlens_k get zeros. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -437,7 +437,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the chunk's keys are packed when the first row tile sees one of them */
+        /* packing waits until a row tile sees a key of the chunk, because chunks that no query sees need no packing */
         if (!at.packed) pack_chunk(f, &at, &scratch);
         /* tells later chunks of keys that this chunk will add nothing to the row tiles it skipped, so they need not
          * wait */
@@ -504,8 +504,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Items that run at
-         * the same time are then mostly of different heads, which need not wait for each other. */
+        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Threads then mostly
+         * compute different heads at the same time, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

@@ -30,8 +30,8 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that a device computes at a time, each on a thread of its own; a core that has
-     * nothing to do in its own batch works on the other batch */
+    /* number of batches of problems that should run on the device at a time, each on a thread of its own; a core
+     * without work in one batch then works on the other */
     STREAMS = 2,
 };
 
@@ -252,7 +252,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() instead of memcpy(), because a caller of a unified device may copy a buffer onto itself */
+    /* memmove() and not memcpy(), because `to` may be `from`: a unified device needs no copies */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -305,9 +305,9 @@ static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *e
     return ATTN_OK;
 }
 
-enum { MERGED_ROWS = 64 }; /* number of rows that one item (unit of parallel work) of a merge computes */
+enum { MERGED_ROWS = 64 }; /* number of rows of a merge that one item (unit of parallel work) computes */
 
-/* A merge of partial results, and the flag by which its caller cancels it. */
+/* What the threads of a merge share: the plan of the merge, and the flag by which its caller cancels it. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

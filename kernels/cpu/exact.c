@@ -53,8 +53,8 @@ struct row {
 /* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: number of the keys that the row sees */
-    uint8_t sees[KEYS]; /* 1: the row sees the key; 0: it does not */
+    int n, seen;        /* n: number of keys; seen: how many of them the row sees */
+    uint8_t sees[KEYS]; /* for each key: 1 if the row sees the key, otherwise 0 */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
     double z[KEYS], slope[KEYS];
@@ -88,7 +88,8 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Returns whether masks and bias let the row see key j. The caller has tested causal, window and lengths. */
+/* Returns whether masks and bias let the row see key j. The caller must already have tested causal, window and
+ * lengths. */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -155,8 +156,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position. If two of these keys are visible, the row sees more than one key,
-     * and no other key need be tested. */
+    /* Tests two keys near the row's own position first, because most rows see them. If both are visible, the row sees
+     * more than one key, and no other key need be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {

@@ -130,7 +130,7 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* number of groups of 8 keys whose dropout bits are drawn together */
+enum { GROUPS = 16 }; /* number of groups (8 keys each) for which random bits of dropout are drawn together */
 
 /* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are those of attn_dropout_words(),
  * but compilers can vectorise these loops. */
@@ -158,7 +158,7 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* Writes 1 for each key that dropout keeps and 0 for other keys, for HALVES keys from key 8 * group on. */
+/* Writes 1 for each key that dropout keeps and 0 for each other key, for HALVES keys from key 8 * `group` on. */
 static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;
@@ -178,7 +178,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    /* j is a multiple of FLASH_UNIT, and therefore of the 8 keys of a dropout group */
+    /* j is a multiple of FLASH_UNIT, so it begins a group of 8 keys, for which dropout draws bits together */
     const int64_t j = j0 + block->c0;
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {

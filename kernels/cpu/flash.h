@@ -78,7 +78,7 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* Which code computes the forward of a sequence. */
+/* The code that computes the forward of a sequence: one of two paths. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
@@ -103,7 +103,7 @@ enum flash_values {
 enum flash_strangeness {
     /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
-    FLASH_ALIKE, /* every key that the row sees has the same score z */
+    FLASH_ALIKE, /* all keys that the row sees have one score, so each P is 1 / (number of these keys) */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
@@ -123,13 +123,13 @@ struct flash_sequence {
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
      * few query rows (FLASH_DOTS) */
     int bundle;
-    int64_t tiles; /* number of row tiles per key/value head */
+    int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
     /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
+    /* number of rows in which a key/value head stores partial results of one span of keys; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -139,7 +139,7 @@ struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk; /* the tile's sequence b and key/value head hk */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* h: first query head of the tile; i0: first query of the tile in its sequence */
+    int64_t h, i0; /* h: first query head of the tile; i0: index in its sequence of the tile's first query */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
@@ -159,9 +159,9 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
-     * at least as exact as `type`. A forward and its backward compute scores with one type, because the backward
-     * computes P from the forward's lse. */
+    /* `type` is the compute type: the format of numbers in matrix products (simd.h). `forward_type` is the compute type
+     * of P V in a forward, and is at least as exact as `type`. A forward and its backward compute scores with one type,
+     * because the backward computes P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -187,7 +187,7 @@ struct flash {
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
     uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
-    int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
+    int64_t kv_key_bytes; /* bytes per key that `kv` has for packed K and V */
     /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
      * keys */
     attn_mask_extremes *extremes;
@@ -195,12 +195,12 @@ struct flash {
     /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
     _Atomic float *most;
 
-    /* Partial results of sequences whose keys are split into runs (spans). O is [rows][Dv], m and l are [rows], where
-     * `rows` is the sum of part_rows over all spans and key/value heads. */
+    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
+     * is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
-    /* Arrays of a backward with an entry for each row. */
-    char *Qa, *dOa;           /* Q and dO as operands A of matrix products (simd.h), one row after the other */
+    /* The arrays below belong to a backward and have an entry for each row. */
+    char *Qa, *dOa;           /* Q and dO packed for matrix products, one row after the other */
     char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
     float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
     /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
@@ -212,15 +212,15 @@ struct flash {
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe (statistics of probabilities) with an entry for each row. With z in base 2, P = exp2(z -
-     * row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN where `strange` holds the
-     * row's lse. */
+    /* Arrays of an observe (statistics of probabilities) with an entry for each row. For a score z in base 2, the
+     * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
+     * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the other
      * items compute the output map. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
-    /* Arrays and sizes of a backward with an entry for each chunk of keys. */
+    /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
     int64_t chunks; /* number of chunks (keys that a backward computes together) of each sequence; if packed, of the
                      * longest sequence */
     struct flash_progress *progress;
@@ -263,7 +263,7 @@ struct flash_run {
 };
 
 /* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
- * are. TOO_LARGE on overflow. */
+ * are. Returns TOO_LARGE if the sum overflows. */
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
@@ -272,8 +272,8 @@ attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_pla
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
-/* Computes all problems and returns when they are done. The workspace is 64-byte aligned. Returns false if *cancel was
- * set and some work was not done; `cancel` may be NULL. */
+/* Computes the `count` problems of `plans` and returns when they are done. The workspace is 64-byte aligned. Returns
+ * false if *cancel was set and some work was not done; `cancel` may be NULL. */
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
@@ -296,8 +296,8 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 /* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
-/* Returns the sequence to which an item (unit of work) belongs. `field` is the offset in struct flash_sequence of a
- * prefix sum, such as tiles0, that counts these items. */
+/* Returns the sequence to which item number `item` (a unit of parallel work) belongs. `field` is the offset in struct
+ * flash_sequence of a prefix sum, such as tiles0, that counts these items. */
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
@@ -316,7 +316,7 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
                               struct flash_limits *limits);
 
 /* Turns the products S = Q K^T of a tile (rows x block.cols) into scores; hidden scores become -inf. Returns the factor
- * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: NULL, or as in struct simd_score.
+ * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: as in struct simd_score; may be NULL.
  * `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
@@ -415,9 +415,9 @@ int64_t flash_backward_scratch(const struct flash *f);
  * its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its
- * sum of exponentials. Products q . k that overflowed do not count, because flash_scores() has computed their scores
- * again in double. */
+/* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
+ * double. m is the row's largest score in base 2, l its sum of exponentials. Products q . k that overflowed do not
+ * count, because flash_scores() has computed their scores again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
     /* a row that sees a key has m = -inf only after an overflow, because score() makes every visible score larger than
@@ -448,7 +448,7 @@ int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
-/* Loads a row of dO as f32 and rounds it as packing does for the products. */
+/* Loads a row of dO as f32 and rounds it to the format in which packing stores dO for matrix products. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
 /* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
@@ -456,7 +456,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* The keys of a row that have the largest scores so far, in descending order of score. */
 struct flash_top {
-    int most, count; /* most: number of scores that are wanted; count: number of scores that are stored */
+    int most, count; /* `most`: how many of the largest scores are wanted; `count`: how many are stored */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
@@ -468,7 +468,7 @@ static inline double flash_top_least(const struct flash_top *top)
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score to the largest ones. The score must exceed flash_top_least(). */
+/* Adds a score to the list of the row's largest scores. The score must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -501,8 +501,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 }
 
 /* Computes the scores of row r of a tile for gradient(), in double, for columns j to j + cols - 1. Each score written
- * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, it gets softcap's factor for
- * the gradient. */
+ * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, the derivatives of softcap
+ * are written to it, for the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 

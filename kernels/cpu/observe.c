@@ -8,9 +8,9 @@
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * The first two phases compute the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its
- * scores have the same bits as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are
- * double. All sums are in the order of rows and keys. Every number is written by one item.
+ * The first two phases compute the scores anew, so no array of Sq x Sk exists. Row tiles and the bits of their scores
+ * are the same as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are double. All sums
+ * are in the order of rows and keys. Every number is written by one item.
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
  * negative, however large the scores are. (The form lse - sum P z would cancel.)
@@ -75,7 +75,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
-/* Packs the tile's rows of q. Returns whether their products with keys may overflow. */
+/* Packs the tile's rows of q. Returns whether products of these rows and keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -83,7 +83,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Packs keys j to j + n - 1 in scratch memory. Returns whether their products with queries may overflow. */
+/* Packs keys j to j + n - 1 in scratch memory. Returns whether products of queries and these keys may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -124,7 +124,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Calls score_block(), and turns the scores S into probabilities. Returns false if the row tile sees none of the keys.
+/* Computes scores S of a row tile and some keys by score_block(), and turns them into probabilities. Returns false if
+ * the row tile sees none of the keys.
  * */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
@@ -211,9 +212,9 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and stores what weigh_block() needs to know of the row. `base`: the row's
- * largest score in base 2; NaN: the row is computed in double. `top`: the row's largest scores in natural units, or
- * NULL. */
+/* Writes the outputs of row r of a tile, and stores the numbers by which weigh_block() turns the row's scores into
+ * probabilities. `base`: the row's largest score in base 2; NaN: the row is computed in double. `top`: the row's
+ * largest scores in natural units, or NULL. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {

@@ -27,7 +27,7 @@
 
 enum { Br = 16, Bc = 16 };
 
-/* One head: its sizes, and its matrices as rows of doubles without gaps. */
+/* One head of attention: its sizes, and its matrices, which are rows of doubles without gaps. */
 struct head {
     attn_geometry g;
     attn_sequence s;
@@ -111,8 +111,8 @@ static void backward(struct head *a)
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys; dQ, dK and dV are zeros before it, as lines 3 and 7
-     * say */
+    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys. As lines 3 and 7 demand, dQ, dK and dV are zeros
+     * before the loop */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */

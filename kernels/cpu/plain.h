@@ -1,4 +1,4 @@
-/* plain.h: the computation of the device "paper". plain.c makes that device. */
+/* plain.h: declares paper_run(), which computes problems for the device "paper". plain.c makes that device. */
 #ifndef ATTN_CPU_PLAIN_H
 #define ATTN_CPU_PLAIN_H
 

@@ -50,7 +50,7 @@ struct parallel_for {
     int64_t items;
     pool_task task;
     void *context;
-    struct pool_part *part; /* the caller's use of the pool (pool_part) to which the loop belongs; NULL: none */
+    struct pool_part *part; /* the pool_part (its caller's use of the pool) to which the loop belongs; NULL: none */
     /* number of workers that are in this loop; written under the lock, read without it */
     atomic_int inside;
 };
@@ -64,19 +64,21 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    /* signalled when a worker has left a loop, because the loop's caller may wait for its workers */
+    /* signalled when a worker has left a loop, because the loop's caller may be waiting until all workers have left */
     pthread_cond_t left_cond;
-    pthread_cond_t turn_cond; /* signalled when a paused thread may go on */
+    pthread_cond_t turn_cond; /* signalled when a paused thread may compute again */
     struct parallel_for *loops;
     /* list of all pool_parts (uses of the pool) that have begun and not ended */
     struct pool_part *parts;
     atomic_uint posted;
-    /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
+    /* number of threads that are computing; workers start only while it is below `threads`; written under the lock,
+     * read without it */
     atomic_int computing;
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads that compute: those that pool_open() started, and one that calls pool_run() */
+    int threads;  /* number of threads that should compute at a time: those that pool_open() started, and one that calls
+                   * pool_run() */
     void (*idle)(void);
     struct worker *workers;
 };
@@ -146,7 +148,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* an owner with several pool_parts in the list is counted only once, at the first of them */
+        /* true only at the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
         count += other == p;
     }
     return count;
@@ -379,7 +381,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* pool_close() joins the threads counted here, even if a later thread could not be started */
+        /* set even if a later thread cannot be started, because pool_close() joins this number of threads */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -64,7 +64,8 @@ int64_t pool_end(struct pool *pool, struct pool_part *part);
  * loop, which a running thread has taken already, but never for a task of a larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
+/* Call this function in a loop that waits inside a task: the processor pauses, and after some steps the thread
+ * yields. */
 void pool_breathe(unsigned *spins);
 
 #endif

@@ -36,7 +36,7 @@
 
 /* ---- One row of a problem: its scores and results ---------------------------------------------------------------- */
 
-/* State that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
+/* The state that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
  * sees[j]. */
 struct reference {
     const attn_problem *p;
@@ -50,8 +50,8 @@ struct reference {
 
     double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
     double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
-    double *q, *dq;             /* row i of q and of dq, D numbers each */
-    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
+    double *q, *dq;             /* for the row that is being computed: row i of q and of dq, D numbers each */
+    double *out, *dout;         /* for the row that is being computed: row i of out and of dout, Dv numbers each */
     bool *sees;                 /* for each key j: whether the query of the row may see key j */
     double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
     /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
@@ -90,7 +90,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` names the tensor of
+/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` is the tensor with the
  * scales, such as k_scale. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
@@ -192,7 +192,7 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* Computes P (probabilities) of the row from its lse. */
+/* Computes the probabilities P of the row's keys from the row's lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
@@ -300,8 +300,8 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* Returns the lse for an observe (statistics of probabilities): the one that the caller gave, or else the lse of the
- * row's own scores. */
+/* Returns a row's lse for an observe (statistics of probabilities): the lse that the caller gave, or else the lse of
+ * the row's scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;

@@ -1,5 +1,5 @@
 /* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result if the
- * tile's keys are split. forward.c (its merge too) and decode.c end their rows with these functions. */
+ * tile's keys are split. forward.c and decode.c call these functions when a row's last key is done. */
 #include <math.h>
 #include <string.h>
 
@@ -88,7 +88,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        /* computes rowsum(dO O), the first part of delta, from rows of O that are not yet divided by l */
+        /* computes rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
         if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -109,7 +109,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                /* gradient() needs INFINITY for a row that sees no key, so that its P is 0 */
+                /* for a row that sees no key, lse2 is INFINITY instead of -INFINITY, so that gradient() computes P =
+                 * 0 */
                 f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {

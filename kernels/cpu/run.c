@@ -26,8 +26,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
  * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* element: the dtype in which operands of matrix products are stored; parts: how many numbers of this dtype
-     * together store one number (simd_split.h) */
+    /* the compute type for which the row is: `element` is the dtype of stored numbers, and `parts` says how many of
+     * them add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -64,13 +64,13 @@ enum {
  * waking another thread takes as long. */
 static const double small_flops = 6e6;
 
-/* Numbers of tiles, rows and so on, summed over the sequences of a problem. They are exact if the lengths of the
+/* Sums over the sequences of a problem: numbers of tiles, rows and so on. They are exact if the lengths of the
  * sequences are known, and otherwise upper bounds. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c; INT64_MAX on overflow, for which flash_take() fails. */
+/* Returns a + b * c; If the result overflows, it is INT64_MAX, and flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -238,7 +238,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size, so the search has found a row */
+    assert(f->BM > 0); /* a row was found, because the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
     f->bundle = 1;
@@ -291,7 +291,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than the numbers of the row */
+        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because simd_ld() adds at most 64 bytes */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -376,8 +376,8 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* Function that computes an item (unit of work), for each operation and phase; NULL if the operation has no items in
- * the phase. */
+/* For each operation and phase, the function that computes an item (unit of parallel work); NULL if the operation has
+ * no items in the phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,
@@ -405,8 +405,8 @@ static void walk_item(void *context, int worker, int64_t item)
     const struct flash_run *run = walk->run;
     /* after a cancel, the remaining items (units of parallel work) end here at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
-     * `item`. */
+    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item has no
+     * larger number. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -428,9 +428,9 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes memory for f->seq as its first array, but needs sums over the entries of f->seq. Therefore f->seq
-         * is filled before cut() is called, at the address that cut() will give it. A copy of the arena finds this
-         * address. */
+        /* cut() gives f->seq its memory, but cut() needs sums over the entries of f->seq. Therefore f->seq is filled
+         * first, at the address that cut() will give it. As f->seq is cut()'s first array, a copy of the arena yields
+         * this address. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

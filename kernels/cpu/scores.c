@@ -40,8 +40,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    /* finds which keys each row sees, as columns from key j on; the range of a row is one column further right than
-     * that of the row before */
+    /* finds which keys each row sees, as columns counted from key j; each row's range is one column further right than
+     * the range of the row before */
     if (block->ranged) {
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);

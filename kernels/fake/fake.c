@@ -115,7 +115,7 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* A rule: one entry of a script (see the top of this file). */
+/* A rule of a script: one fault, and the events to which it applies (see the top of this file). */
 struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault in the script: an error code, or milliseconds */
@@ -135,7 +135,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* number of imports of the handle; the memory is mapped once */
+    int imports; /* how often the handle was imported; its memory is mapped only once */
     size_t bytes;
     char *memory;
 };
@@ -179,7 +179,7 @@ enum command_kind {
 /* A command that waits on a stream until it is executed. */
 struct command {
     enum command_kind kind;
-    void *to; /* for COPY, PEER, MOVE, LSE and COMPARE: the address to which the command writes */
+    void *to; /* address to which a command of kind COPY, PEER, MOVE, LSE or COMPARE writes */
     const void *from;
     size_t bytes;
     /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
@@ -190,7 +190,8 @@ struct command {
     attn_plan *plans;
     attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
     int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
-    attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
+    attn_lse_look *look;    /* for LSE: a copy of the caller's struct, which the command owns; the sums are written to
+                             * `to` */
     attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
     struct fake_device *source; /* for PEER: the device from whose memory the command copies */
     attn_sum *sum;              /* for SUM: a copy of the sum, which the command owns */
@@ -210,7 +211,7 @@ struct fake_stream {
     /* The members from `never` to `hold` say why the stream does not execute its commands. `never`: the stream will not
      * execute any command again. */
     bool never;
-    int fails; /* the CUDA error with which the commands end; 0: none */
+    int fails; /* the CUDA error that the commands of the stream return; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
@@ -320,7 +321,8 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the error that CUDA's error `code` stands for, as device.cu does. The caller must hold device->lock. */
+/* Returns the library's error for CUDA's error `code`, which is the same as for real GPUs (device.cu). The caller must
+ * hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -328,8 +330,8 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
     return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
 }
 
-/* Counts a call and checks whether it must fail: because the device is lost, or by a fault that counts all calls. Every
- * call that can fail begins with enter(), while it holds device->lock. */
+/* Counts a call and checks whether it must fail: because the device is lost, or because a fault of the script applies
+ * to this call. Every call that can fail begins with enter(), while it holds device->lock. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -439,8 +441,8 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Returns the error for a handle that cannot be imported. As in device.cu, the driver's error about a handle is the
- * client's fault, unless the device is lost. */
+/* Returns the error for a handle that cannot be imported. As for real GPUs (device.cu), a handle that the driver
+ * refuses is the client's fault, unless the device is lost. */
 static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
 {
     if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
@@ -812,7 +814,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        /* a cancel has an effect only before a run starts: like a GPU, the device does not stop a run that has
+        /* cancels the run, because it has not started yet: like a GPU, the device does not stop a run that has
          * started */
         return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
@@ -1134,7 +1136,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     return sane;
 }
 
-/* Executes the commands on the stream, oldest first. Returns the CUDA error that occurred; 0: none. */
+/* Executes the commands on the stream, oldest first. Returns the CUDA error with which a command failed; 0: none
+ * failed. */
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
@@ -1168,7 +1171,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* outputs have no gaps, so the whole tensor is filled at once */
+                if (is_output(&c->problems[n], id)) /* the whole tensor is filled at once, because outputs have no
+                                                     * gaps */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;

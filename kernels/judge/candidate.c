@@ -15,8 +15,8 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 /* The results that have numbers for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
-/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than this
- * share of its mean error against the truth (float64 results). */
+/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than
+ * JUDGE_PATTERN times its mean error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
 /* A mistake is one of several causes of an error under two conditions: it leaves at most JUDGE_PART of some wrong
  * tensor's error, and it makes no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
@@ -155,8 +155,8 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
            c->left[4].count == 0;
 }
 
-/* Returns whether some tested mistake or pair explains all wrong tensors by itself. dk and dv need not be explained
- * where they could not be compared. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. If dk and dv could not be compared,
+ * they need not be explained. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++) {
@@ -183,7 +183,7 @@ bool candidate_removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Returns the better (lower) score of the two mistakes of a pair, each tested alone. */
+/* Returns the score of the better mistake of a pair, when each is tested alone (a lower score is better). */
 static double better_single(const struct judge *j, const struct candidate *pair)
 {
     double best = 0;

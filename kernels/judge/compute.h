@@ -21,10 +21,11 @@
  * caller's results) does not test mistakes that mix sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
-/* A tile: consecutive queries of one head of one sequence. */
+/* A tile: consecutive queries of one head of one sequence, which are computed together. */
 struct compute_rows {
     int64_t b, h;         /* the tile is in sequence b, and its queries are of query head h */
-    int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */
+    int64_t first, count; /* the tile has `count` rows of the sequence, from row `first` on; rows past the sequence's
+                           * length do not exist */
 };
 
 /* Gradients that are sums over rows: dbias, dsinks and dslopes. Each array has the shape of its tensor; NULL: the
@@ -36,9 +37,10 @@ struct compute_sums {
 struct compute {
     const struct products *products;
     const attn_problem *p;
-    int64_t tile;        /* the largest number of rows of a tile */
+    int64_t tile;        /* the largest number of query rows in a tile */
     int64_t most_keys;   /* the largest number of keys that a row can see with any of the mistakes */
-    int64_t D, Dv, keys; /* lengths of rows in memory: D, Dv and most_keys, rounded up to PRODUCTS_WIDTH */
+    int64_t D, Dv, keys; /* lengths of rows in memory, in doubles: D, Dv and most_keys, each rounded up to a multiple of
+                          * PRODUCTS_WIDTH */
     void *memory;
 
     /* The members from has_keys to dV describe the loaded key/value head. */
@@ -61,7 +63,7 @@ struct compute {
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
-    double *top, *rest;     /* for each row of the tile: top is the largest score, rest is lse - top */
+    double *top, *rest;     /* for each row of the tile: `top` is the row's largest score, and `rest` is lse - top */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, as emulated kernels do
                              * (emulate.c) */
@@ -85,7 +87,8 @@ enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
  * because it reads the tile's scores, out, top and rest. dq is right only if scores of all keys were computed. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, enum compute_wanted wanted);
-/* Computes the scores z of a tile's rows and the keys `lo` to `hi` - 1, and dropout's factors M. */
+/* Computes the scores z of a tile's rows with the keys `lo` to `hi` - 1, and the factors M by which dropout multiplies
+ * P. */
 void compute_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* Returns whether causal and window let some row of the tile see some of the keys `lo` to `hi` - 1. */
 bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows);

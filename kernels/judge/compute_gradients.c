@@ -48,7 +48,8 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns the weights P of a row into the weights after dropout, which dv is made of, and dP into dS. */
+/* Applies dropout to the weights P of a row, because dv is computed from the weights after dropout, and turns dP into
+ * dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -103,7 +104,8 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* c->M is used as scratch memory here, because dropout's factors are no longer needed */
+    double *const some = c->M; /* c->M is scratch memory here, because the factors of dropout in it are no longer
+                                * needed */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

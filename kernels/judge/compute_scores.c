@@ -152,7 +152,7 @@ double compute_sink(const variation *v, int64_t h)
 
 /* ---- The softmax of a row ---------------------------------------------------------------------------------------- */
 
-/* Returns the largest of `from` and the scores of keys lo to hi - 1, or NaN where one of these scores is NaN. */
+/* Returns the largest of `from` and the scores of keys lo to hi - 1, or NaN if one of these scores is NaN. */
 static double largest(const double *z, int64_t lo, int64_t hi, double from)
 {
     double top = from;

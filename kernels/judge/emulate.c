@@ -80,7 +80,8 @@ void emulate_round(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, (float)x[n]);
 }
 
-/* Runs the online softmax of `count` rows over one tile of keys, lo to hi - 1. */
+/* Does a step of the online softmax: updates the maxima, sums and weights of `count` rows by one tile of keys, lo to hi
+ * - 1. */
 static void softmax_tile(struct compute *c, const struct places *at, int64_t count, int64_t lo, int64_t hi, float *sum)
 {
     for (int64_t r = 0; r < count; r++) {
@@ -190,7 +191,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 {
     const struct places at = places_of(c, scratch, NULL);
     const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the sums of a row are in the memory of dq, which the forward does not use */
+    float *const sum = at.dq; /* stores the sums of rows in the memory of dq, which a forward does not use */
     emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);

@@ -16,7 +16,7 @@ enum {
     EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
     TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
-        /* The largest number of (query, key) pairs of a tile. A tile has five arrays with one double for each pair. */
+        /* A tile has at most this many (query, key) pairs, because five arrays have a double for each pair. */
     1 << 19,
 };
 

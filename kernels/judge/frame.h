@@ -12,11 +12,11 @@ struct tile {
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
      * is the index of the first key of the tile's sequence */
     int64_t row, line;
-    int64_t keys; /* index in key_tiles of the first tile of keys of the same key/value head and sequence */
+    int64_t keys; /* number of the first tile of keys (in key_tiles) of the tile's key/value head and sequence */
 };
 
-/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has such
- * tiles. */
+/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has tiles of
+ * keys. */
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */

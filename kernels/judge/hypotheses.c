@@ -4,7 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Declares a function for the member `apply` of a hypothesis. Most of these functions do not use all parameters. */
+/* Begins the definition of a function for the member `apply` of a hypothesis (a mistake). Most functions do not use all
+ * parameters. */
 #define HYPOTHESIS(name) \
     static bool name(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS])
 #define UNUSED (void)f, (void)n, (void)v, (void)words

@@ -228,7 +228,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    /* with heads and rows exchanged, dbias, dsinks and dslopes would have other shapes, so they are not compared */
+    /* false: dbias, dsinks and dslopes are not compared, because with heads and rows exchanged they would have other
+     * shapes */
     j->other.whole = false;
     return j->has_other;
 }

@@ -50,7 +50,7 @@ typedef struct judge_tensor {
 typedef struct judge_element {
     attn_tensor_id id;
     int rank;
-    int64_t index[ATTN_MAX_RANK]; /* index of the element in the tensor as the caller sent it */
+    int64_t index[ATTN_MAX_RANK]; /* index of the wrong element, along the axes of the tensor as the caller sent it */
     double got, want;
 } judge_element;
 
@@ -65,7 +65,7 @@ typedef struct judge_place {
  * its largest difference from the truth (float64 results), `if_so` its largest difference from the results of a kernel
  * with the mistake. */
 typedef struct judge_explanation {
-    /* true: the mistake removes most of the error, but not all of it, so there must be other mistakes too */
+    /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
     const char *code, *and_code; /* code: the mistake's short name; and_code: that of a second mistake that is present
                                   * at the same time, or NULL */
@@ -92,7 +92,7 @@ typedef struct judge_result {
     int64_t rows_emulated;
 } judge_result;
 
-/* The results that a judge can compare with float64 results, as bits of attn_tensor_id. */
+/* The results that the judge can check, as bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))

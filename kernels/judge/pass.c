@@ -67,8 +67,8 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
 }
 
 /* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
- * to first + count - 1. `kept` is the index of key `first` in struct truth. PHASE_TRUTH stores dk and dv of these keys
- * as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
+ * to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH stores dk and
+ * dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -90,7 +90,7 @@ void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int
     settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
 }
 
-/* Calls pass_settle_keys() for all keys of the key/value head of tile t. */
+/* Stores or compares dk and dv of all keys of tile t's key/value head, by pass_settle_keys(). */
 void pass_settle_head(struct judge *j, const struct tile *t)
 {
     const bool all = j->pass.v.one_sequence;
@@ -98,8 +98,7 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
- * backward. */
+/* Replaces out and lse of a tile by the truth (float64 results). This is for mistakes that are only in the backward. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
@@ -118,8 +117,8 @@ static struct compute_sums sums_of(struct judge *j)
     return (struct compute_sums){ t->dbias, t->dsinks, t->dslopes };
 }
 
-/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. Scores of all keys are computed from
- * then on. */
+/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. From then on, scores of all keys of
+ * the sequence are computed. */
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
 {
     struct pass *const pass = &j->pass;

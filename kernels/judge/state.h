@@ -21,15 +21,15 @@
 
 enum {
     CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) that a judge tests */
-    PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
-    PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
+    PAIR_FIRSTS = 5,    /* the largest number of mistakes that are tried as the first of a pair */
+    PAIR_SECONDS = 300, /* the largest number of mistakes that are tried as the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
     WORST_UNITS = 8, /* for each result, the number of units (tiles) with the largest errors that a judge remembers */
 };
 
-/* A unit is the least part of a problem whose results a pass can compute by itself: a tile of queries, or in a backward
- * also a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which
- * are sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
+/* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
+ * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which are
+ * sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
  * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
 /* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
@@ -48,20 +48,19 @@ enum phase {
  * variants. */
 struct mistake {
     int row, variant;
-    bool alone; /* true: only the backward has the mistake; out and lse are right */
+    bool alone; /* true: the forward is right (out and lse), and only the backward has the mistake */
 };
 
 /* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
 struct candidate {
     /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
-    /* differences between the caller's results and those of a kernel with the candidate's mistakes */
+    /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* Explanations are ordered by score, lowest (best) first. A score of 0 means that the mistake explains nothing of
-     * the error. */
+    /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate (a mistake or pair) explains; bit n is result n of
                         * frame_tensors[] */
@@ -91,9 +90,9 @@ struct pass {
     /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
      * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile */
     bool by_units;
-    int64_t count, at; /* count: number of tiles or units of the pass; at: number of those that are done */
-    int64_t inner;     /* if the unit is a tile of keys: the number of tiles of queries that are done for it */
-    int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
+    int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
+    int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
+    int64_t hk, b;     /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
      * again */
     bool converts;
@@ -132,7 +131,7 @@ struct judge {
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* index of the running pass among the passes of its phase */
+    int index; /* index of the present pass among the passes of its phase */
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
                                               * errors */
@@ -160,7 +159,7 @@ struct judge {
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
-    bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
+    bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* of the tested candidates, numbers 0 to singles - 1 are single mistakes; the others
                                    * are pairs */

@@ -36,7 +36,7 @@ enum variation_softmax {
     /* neither a row's out so far nor its sum of exponentials so far is rescaled when a tile of keys raises the row's
      * maximum */
     SOFTMAX_NONE_RESCALED,
-    SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
+    SOFTMAX_SPLITS_UNWEIGHTED, /* when the keys are split, the splits' results are averaged without their weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
     SOFTMAX_RAW,               /* exponentials are exp(z) without the row's maximum, and out is not divided by their
                                 * sum */
@@ -71,7 +71,8 @@ enum variation_dropout {
 };
 
 typedef struct variation {
-    attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap, and the masks */
+    attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap and masks, as the
+                                           * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
     /* true, by mistake: softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k
@@ -142,8 +143,8 @@ static inline bool variation_rounds_sums(const variation *v)
 /* Returns the variation that has no mistake, so that compute.c computes the right results. */
 variation variation_of(const attn_problem *p);
 
-/* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th query
- * head that reads key/value head hk. */
+/* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th of the
+ * query heads that read key/value head hk. */
 static inline int64_t variation_head_of(const variation *v, int64_t h)
 {
     const attn_dims *const d = &v->g.dims;

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* Returns half the distance from x to the next larger number of the dtype. */
+/* Returns half the distance from x to the next larger number of the dtype (half a unit in the last place). */
 static double half_ulp(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 24, [ATTN_F16] = 11, [ATTN_BF16] = 8, [ATTN_F8E4M3] = 4 };
