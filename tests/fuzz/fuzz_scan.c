@@ -95,7 +95,8 @@ static void same(const struct outcome *a, const struct outcome *b)
     }
 }
 
-/* Returns whether the number's text, read with strtod as cJSON does, is the value that cJSON found in the body. */
+/* Returns whether the number's text means `value`, the number that cJSON found in the body. cJSON reads numbers by
+ * strtod. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);
@@ -161,8 +162,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* If memory is short, reading in pieces may get further than reading at once, because it asks for less memory
-     * ahead. With enough memory the two must have the same result. */
+    /* If memory is short, reading in pieces may get further than reading at once, because it requests memory later.
+     * With enough memory the two must have the same result. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

@@ -195,8 +195,8 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
-     * free */
+    /* number of the library call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is
+     * done, 6 allocate and free */
     int what;
 };
 

@@ -333,7 +333,8 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Problems with huge scores and values. They run forward only, because gradients would overflow their dtype. */
+/* Problems with huge scores and values. They run forward only, because their gradients would be beyond the range of
+ * their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused
@@ -531,8 +532,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly, so
- * it must not be the kernel for a problem with lengths (packed or padded sequences). The test skips the backend
+/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly,
+ * so another kernel must compute the problems with lengths (packed or padded sequences). The test skips the backend
  * "paper", which has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {

@@ -123,7 +123,7 @@ static void test_batches(void **state)
         { "aaaaa", "aa aa a", 2 },
         /* the second job of kind a leaves with the first, before the job of kind b between them */
         { "abab", "aa bb", 8 },
-        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so the jobs of kind b leave first */
+        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so all jobs of kind b leave first */
         { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },
@@ -182,7 +182,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join the job, so the job leaves at once */
+    /* no queued job could leave together with this job, so it leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
@@ -269,7 +269,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs; '-': no job
+/* Takes the next job from the queue. Returns the letter of its flow (of the caller whose work it is); '-': no job
  * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
@@ -428,7 +428,7 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    /* 4.5 s of work are queued, so clients are told to try again after 5 s */
+    /* the nine queued jobs take one device 4.5 s, so clients are told to try again after 5 s */
     assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);

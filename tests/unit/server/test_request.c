@@ -32,7 +32,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has nothing but slots for requests: two for bodies that arrive, and two for the queue. */
+/* Makes a server that has nothing but room for requests: two whose bodies arrive, and two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -74,7 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request has a receiving slot first, and gives it up when it gets a waiting slot */
+    /* a request first takes room among the requests whose bodies arrive, and gives it up when it waits for a device */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
