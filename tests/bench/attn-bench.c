@@ -255,8 +255,8 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random share of the keys, and the first key of each row. The seed is the same in each
- * run. */
+/* Fills a keep_mask that keeps a random fraction of the keys, and the first key of each row. The seed is the same in
+ * each run. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;

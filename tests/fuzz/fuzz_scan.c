@@ -37,7 +37,7 @@ struct outcome {
     attn_error err;
 };
 
-/* Scans the body in pieces of pseudo-random lengths, or at once if the seed is 0. */
+/* Scans the request body in pieces of pseudo-random lengths, or at once if the seed is 0. */
 static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes,
                 uint32_t seed)
 {
@@ -95,16 +95,16 @@ static void same(const struct outcome *a, const struct outcome *b)
     }
 }
 
-/* Returns whether the number's text means `value`, the number that cJSON found in the body. cJSON reads numbers by
- * strtod. */
+/* Returns whether the number's text means `value`, the number that cJSON found in the request body. cJSON reads
+ * numbers by strtod. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Compares the tree of the body with the tree of the rest (the JSON without tensor values), without recursion: two
- * pointers move together, and always point to nodes that correspond. */
+/* Compares the tree of the request body with the tree of the rest (the JSON without tensor values). The function
+ * does not call itself: two pointers move together, and always point to nodes that correspond. */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {

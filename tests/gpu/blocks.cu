@@ -468,8 +468,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core truncates each step's products, and the sum so far, at 2^-13 of the largest addend. Here one product
- * is 2^13, and the others are 0 or 1. A product of 1 must still count. */
+/* The tensor core adds products in steps. In each step it truncates the products, and the sum so far, at 2^-13 of
+ * the largest addend. Here one product is 2^13, and the others are 0 or 1. A product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;

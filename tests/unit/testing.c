@@ -364,8 +364,8 @@ UNWATCHED static void poison_padding(struct fixture *f)
     }
 }
 
-/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. The bytes of slots
- * without a key, and of unused entries of page_table, stay 0xff. */
+/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. Bytes of a page that
+ * hold no key, and unused entries of page_table, stay 0xff. */
 UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -899,8 +899,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must be 0,
- * or -inf in lse. */
+/* Compares one result of the device with the reference backend's tensor, which is rounded to its dtype. Padding rows
+ * must be 0, or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -954,9 +954,9 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* The device and the reference may round a number in opposite directions if it is near the middle between two
-     * numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they often lie in the
-     * middle. */
+    /* The device and the reference backend may round a number in opposite directions if it is near the middle
+     * between two numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they
+     * often lie in the middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);

@@ -1,5 +1,5 @@
 /* testing.h: attention problems for tests. A problem is made from a few numbers (a spec), run on any backend, and
- * compared with the reference.
+ * compared with the reference backend, which computes in double.
  *
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
  *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs; outputs are filled with NaN
@@ -102,8 +102,8 @@ struct spec {
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with page_size slots, Sk is a multiple of page_size, and
-     * seqlens_k is given */
+    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each, Sk is a multiple of
+     * page_size, and seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
@@ -218,8 +218,8 @@ bool fixture_intact(const struct fixture *f, const struct fixture *before, char 
 /* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
  * same in C order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
-/* Makes and compares a problem: runs `spec` on `bench` and on the reference. If the results disagree, prints the
- * problem and returns false. */
+/* Makes and compares a problem: runs `spec` on `bench` and on the reference backend. If the results disagree, prints
+ * the problem and returns false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
 /* ---- The truth (float64 results) that a device computes ---------------------------------------------------------- */
@@ -239,7 +239,7 @@ struct truth {
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the
- * reference. If not, prints the problem. */
+ * reference backend. If not, prints the problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

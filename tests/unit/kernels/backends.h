@@ -1,4 +1,4 @@
-/* backends.h: what the backends_*.c files of test_backends share: the backend under test, the share of problems that
+/* backends.h: what the backends_*.c files of test_backends have in common: the backend under test, which problems
  * this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
@@ -25,8 +25,8 @@ bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left o
  * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
  * take equally long. */
 bool is_ours(void);
-/* Returns whether the backend under test and the reference agree on the problem. Returns true without a test if
- * another process tests the problem, or if the backend has no kernel for it. */
+/* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test
+ * if another process tests the problem, or if the backend has no kernel for it. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -52,18 +52,18 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
- * length up to Sk. */
+/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
+ * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
  * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference. */
+/* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
  * equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
-/* Compares the problems draw(first) to draw(first + count - 1) with the reference. */
+/* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
 /* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
  * on. The first axis of the tensor must be the batch or the packed rows. */

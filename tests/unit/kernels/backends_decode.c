@@ -411,8 +411,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference for row counts and lengths just below and above a kernel's tile and
- * split sizes, with one split of the keys and several, with pages and without. */
+/* Latent attention must agree with the reference backend for row counts and lengths just below and above a kernel's
+ * tile and split sizes, with one split of the keys and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -505,7 +505,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages may begin at any slot of a pool, as in a server that hands out memory in small pieces: the stride of the page
+/* Pages may begin at any key of a pool, as in a server that hands out memory in small pieces: the stride of the page
  * axis is then less than a page. In this test pages overlap, and batch rows share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
@@ -526,7 +526,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages; the other pages of a row begin at any slot, so that pages overlap */
+        /* all rows share their first SHARED pages; the other pages of a row begin at any key of the pool, so that
+         * pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));

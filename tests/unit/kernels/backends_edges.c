@@ -1,5 +1,5 @@
-/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a grid
- * of sizes and options, and random problems. Each problem is compared with the reference. */
+/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a
+ * grid of sizes and options, and random problems. Each problem is compared with the reference backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -645,8 +645,8 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
- * length up to Sk. */
+/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
+ * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {
     s->page_size = (int)page_size;
@@ -662,8 +662,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* The seed is multiplied by an odd constant. With the constant that rng_next() adds at each step, neighbouring
-     * seeds would share random numbers. */
+    /* The seed is multiplied by an odd constant. It must not be the constant that rng_next() adds for each number,
+     * because neighbouring seeds would then have some random numbers in common. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

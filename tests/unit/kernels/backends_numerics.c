@@ -434,7 +434,7 @@ void test_every_float8_is_its_number(void **state)
 }
 
 /* A NaN in an input must reach the rows that see the NaN, and no other rows. fixture_compare() requires NaN in the
- * results exactly where the reference has NaN. */
+ * results exactly where the reference backend has NaN. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {

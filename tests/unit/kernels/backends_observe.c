@@ -1,5 +1,5 @@
-/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results compared
- * with the reference, and properties of the results. */
+/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results
+ * compared with the reference backend, and properties of the results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,8 +14,8 @@
  * problem gives it */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
-/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of
- * float16. Returns how many results disagree with the reference. */
+/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range
+ * of float16. Returns how many results disagree with the reference backend. */
 static int disagree(const struct spec *list, size_t count)
 {
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };

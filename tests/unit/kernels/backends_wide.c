@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024, and with few heads, because
- * the reference is slow. */
+/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024, and with few heads,
+ * because the reference backend is slow. */
 static struct spec random_wide_spec(uint64_t seed)
 {
     static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };

@@ -241,7 +241,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     t->p.v.data = t->p.k.data; /* v shares the memory of k, so the memory is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    int32_t table[] = { 1 }, lengths[] = { 40 }; /* one batch row of 40 keys, in a pool of S pages with 64 slots each */
+    /* one batch row of 40 keys, in a pool of S pages with room for 64 keys each */
+    int32_t table[] = { 1 }, lengths[] = { 40 };
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;
     t->p.k.shape[1] = t->p.v.shape[1] = 64;
@@ -276,14 +277,14 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* columns of the products, for scores and out: 2 blocks with 512 + 256 for a head size of 512, one block with 256 +
-     * 256 for 256: three times as many */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 +
+     * 256 columns, and a head size of 256 takes one block of 256 + 256: three times as many. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* products have 2 (512 + 256) + 4 (1024 + 256) columns for a head size of 512, and 5 * 256 for 256: a ratio of
-     * 5.2 */
+    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns,
+     * and a head size of 256 takes 5 * 256: the ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -296,8 +297,8 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* columns of the products, for scores and out: 2 blocks with 1024 + 512 for a head size of 1024, one block with 512
-     * + 512 for 512: three times as many */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024
+     * + 512 columns, and a head size of 512 takes one block of 512 + 512: three times as many. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -512,7 +513,7 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    /* `costly` (share of rows beyond float32's range that are slow) is 0, because dout is 0 */
+    /* `costly` (fraction of the rows that leave float32's range and are slow) is 0, because dout is 0 */
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);

@@ -86,7 +86,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both items of a loop have begun, which needs two threads at the same time. */
+/* Waits until both pieces of work of a loop have begun, which needs two threads at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -119,7 +119,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
+/* Waits until the piece of work before `item` is done, as each chunk of keys in a backward waits for the chunk
+ * before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;

@@ -21,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with the vector functions `simd`, or with the reference if simd is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference backend if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {

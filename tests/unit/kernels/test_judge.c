@@ -1,6 +1,6 @@
 /* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h), which compares a client's results with exact
- * ones. Results of the reference and of the fast kernels must be judged right, whatever the options. Results of a
- * problem with one option changed must be judged wrong, and the judge must name the change. */
+ * ones. Results of the reference backend and of the fast kernels must be judged right, whatever the options. Results
+ * of a problem with one option changed must be judged wrong, and the judge must name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,8 +54,8 @@ static attn_problem take_results(const attn_problem *p, attn_tensor results[TENS
     return bare;
 }
 
-/* Lets the judge compare the results of a problem with exact ones. truth: the float64 results of all rows; NULL: the
- * judge computes them. */
+/* Lets the judge compare a client's results with exact ones. truth: the float64 results of all rows; NULL: the judge
+ * computes them. */
 static void judge_with(const attn_problem *p, const attn_truth *truth, double seconds, judge_result *result)
 {
     attn_tensor results[TENSORS];
@@ -91,8 +91,8 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes the gradients of bias, sinks and slopes, because no device computes float64 results (the truth) of these
- * gradients. */
+/* Removes the gradients of bias, sinks and slopes from the problem, because no device computes their float64
+ * results. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -352,8 +352,8 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- Tests of a judge that gets the truth (float64 results) from a device ---------------------------------------- */
 
-/* Checks that two reports of a judge are equal, bit for bit. This can include padding bytes, because a report is
- * cleared before it is filled. */
+/* Checks that two reports of the judge (on a client's results) are equal, bit for bit. This can include padding
+ * bytes, because a report is cleared before it is filled. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -363,8 +363,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* A judge compares results with the truth (results in float64). It must report the same whether the caller gives the
- * truth or the judge computes it. The results in the test are right and wrong in turn. */
+/* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
+ * caller gives the truth or the judge computes it. The results in the test are right and wrong in turn. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -423,8 +423,8 @@ static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = A
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head, but a judge never computes a whole head
- * of it, so a device is asked for its truth (float64 results). */
+/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. The judge never computes a whole
+ * head of it, so a device must compute its truth (float64 results). */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,

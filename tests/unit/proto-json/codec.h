@@ -49,7 +49,8 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    bool has_regions; /* KServe: all regions of shared memory that the body names exist, and fill_shared() fills them */
+    /* KServe: all regions of shared memory that the request body names exist, and fill_shared() fills them */
+    bool has_regions;
 };
 
 /* Fills each input that lies in shared memory. Each byte depends on the input's name and on the byte's position in

@@ -46,7 +46,7 @@ struct infer {
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a body from its parts. The caller frees the body's bytes. */
+/* Makes a request body from its parts. The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;

@@ -82,7 +82,7 @@ HELPER void gate_script(const struct gate *gate, const char *script, char *text,
     else snprintf(text, bytes, "%s", script);
 }
 
-/* ---- A server without its HTTP threads and its loop -------------------------------------------------------------- */
+/* ---- A server without its HTTP threads and its scheduler's loop -------------------------------------------------- */
 
 HELPER void config_default(struct config *config)
 {

@@ -25,7 +25,7 @@ static struct {
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of a body that is not streamed; NULL: the body is streamed */
+    const void *buffer; /* the memory of an answer's body that is not streamed; NULL: the body is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;

@@ -241,7 +241,7 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step (a decode) that appends nothing, and compares every position. Slots behind the last
+/* Reads a cache by a step (a decode) that appends nothing, and compares every position. Memory behind the last
  * position must be cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
@@ -281,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this step, so the positions that the step appends do not count */
+    /* the device fails in this step (an append), so the positions that the step appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -325,8 +325,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks up its caches once, in caches_look(). If a cache was deleted after caches_look(), caches_begin() must
- * look up the caches again. */
+/* A step (a decode or an append) looks up its caches once, in caches_look(). If a cache was deleted after
+ * caches_look(), caches_begin() must look up the caches again. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -336,14 +336,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* after a step has looked up two caches, another cache is deleted */
+    /* after a step (a decode) has looked up two caches, another cache is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* after a step has looked up two caches, one of them is deleted, so the step must fail */
+    /* after a step (a decode) has looked up two caches, one of them is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -611,8 +611,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that needs more memory than the whole pool has must be refused as too large. In an earlier version the
- * message said that the pool was full, although nothing was in use. */
+/* A step (a decode or an append) that needs more memory than the whole pool has must be refused as too large. In an
+ * earlier version the message said that the pool was full, although nothing was in use. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -844,8 +844,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* No step has waited for this new cache. Its number of the last queue scan with a waiting step is 0, which must
-     * not be taken for the present scan number 0. */
+    /* No step (a decode or an append) has waited for this new cache. The cache's number of the last queue scan with
+     * a waiting step is 0, which must not be taken for the present scan number 0. */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -857,8 +857,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* An earlier scan of the queue found a step that waits for the cache. The present scan has not tried that step,
-     * so the next step must not wait for it. */
+    /* An earlier scan of the queue found a step (an append) that waits for the cache. The present scan has not tried
+     * that step, so the next step must not wait for it. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -883,8 +883,8 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step waits for caches a and b, so later steps on b must wait too. A step on cache c alone begins at
-     * once. */
+    /* An older step (an append) waits for caches a and b, so later steps on b must wait too. A step on cache c alone
+     * begins at once. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -936,7 +936,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* the pool keeps 2 pages, because a step still reads the page behind the new end */
+    /* the pool keeps 2 pages, because a step still reads the page behind the cache's new end */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -966,7 +966,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    /* the device has begun a step that writes to cache `a`, and then fails */
+    /* the device has begun a step (an append) that writes to cache `a`, and then fails */
     assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
@@ -999,8 +999,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must then not expire,
- * even if the step fails. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step (a decode or an append)
+ * uses must then not expire, even if the step fails. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1148,7 +1148,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* other calls (as from /metrics and the loop) must not wait for the slow driver */
+    /* other calls (as from /metrics and the scheduler's loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
@@ -1200,7 +1200,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other operations change its caches. */
+/* A step (a decode or an append) that is under way while other operations change its caches. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1238,7 +1238,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, even if a step uses the cache at the same time. */
+/* Does a random operation on a cache, even if a step (a decode or an append) uses the cache at the same time. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {

@@ -638,7 +638,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* the test must end before the second step of the verification, in which this script would lose the device */
+    /* the verification must end before its second step, in which this script would lose the device */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);

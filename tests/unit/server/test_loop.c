@@ -140,7 +140,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the server's loop go round twice, so that the loop has handled everything that was posted before the call. */
+/* Lets the scheduler's loop go round twice, so that the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -150,7 +150,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
+/* Waits until the scheduler's loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -193,7 +193,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 /* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
 /* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
- * loop. */
+ * scheduler's loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
@@ -206,7 +206,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted to the loop yet. */
+/* Returns a request whose body was checked, and which is not posted to the scheduler's loop yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -237,7 +237,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives `request` back, because it can be answered. */
+/* Waits until the scheduler's loop gives `request` back, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -570,7 +570,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* the device is still usable: in a second step of the verification the script would have lost the device */
+    /* the verification ended before its second step, in which the script would have lost the device, so the device
+     * is still usable */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -608,7 +609,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the loop has measured the length of the answer already, so nothing is left to measure */
+    /* the scheduler's loop has measured the length of the answer already, so nothing is left to measure */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -826,8 +827,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region of shared memory as its time allows. The body must be checked
- * after the last piece was read. */
+/* In one turn the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
+ * body must be checked after its last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -871,7 +872,8 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop serves other requests while another thread checks the long body */
+    /* the scheduler's loop must serve other requests while another thread checks the long body */
+    assert_ok(s, posted_forward(s));
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -949,7 +951,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a server that drains ends when its last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -1017,7 +1019,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a checked decode step that appends `rows` positions to a cache. */
+/* Returns a decode request that was checked, and that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1082,7 +1084,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode step that appends nothing, with one row for each of the caches. */
+/* Posts a decode request that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];

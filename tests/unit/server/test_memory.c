@@ -1,5 +1,5 @@
-/* test_memory.c: tests of mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large
- * batch is found, and in few steps. */
+/* test_memory.c: tests of mirrors, which are copies on a device of regions of host memory. The mirror of each tensor
+ * of a large batch must be found quickly. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"

@@ -186,9 +186,9 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: in order of arrival, each job's caller (S: a step on caches of caller a) and priority. leave: the jobs'
- * numbers, in the order in which the jobs must leave. A priority changes only the order among the jobs of one
- * caller. */
+/* come: in order of arrival, each job's caller and priority; S is a step (a decode or an append) on caches of caller
+ * a. leave: the jobs' numbers, in the order in which the jobs must leave. A priority changes only the order among
+ * the jobs of one caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -201,8 +201,8 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue only looks whether a job has a transaction (a step on caches), and never reads it, so any address will
-     * do */
+    /* the queue looks only whether a job has a transaction (a step on caches), and never reads it, so any address
+     * will do */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -314,8 +314,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* flow a (a caller's work) had no jobs during flow b's four turns, and must not get four turns in a row to make up
-     * for that */
+    /* flow a (the work of caller a) had no jobs during flow b's four turns, and must not get four turns in a row to
+     * make up for that */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -378,7 +378,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        /* flow b (a caller's work) has used more device time than flow a */
+        /* flow b (the work of caller b) has used more device time than flow a */
         flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
@@ -387,7 +387,8 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            /* the job of flow b is more urgent (priority 1) than that of flow a (priority 2) */
+            /* the job of flow b (the work of caller b) is more urgent, with priority 1, than that of flow a, with
+             * priority 2 */
             fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }

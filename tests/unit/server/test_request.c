@@ -127,7 +127,8 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    request_move(r, REQUEST_CHECKING); /* the request belongs to the loop now, so an HTTP thread must not move it */
+    /* the request belongs to the scheduler's loop now, so an HTTP thread must not move it */
+    request_move(r, REQUEST_CHECKING);
     const pid_t child = fork();
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);
