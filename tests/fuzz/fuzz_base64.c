@@ -34,8 +34,8 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random lengths up to
- * `longest`. */
+/* Decodes the text in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random
+ * lengths up to `longest`. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -75,7 +75,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Encodes bytes and decodes the text. Every variant must give the same text. */
+/* Encodes bytes by every variant of the encoder, and decodes the text. Every variant must give the same text. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);

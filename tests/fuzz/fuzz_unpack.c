@@ -65,7 +65,7 @@ static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t cou
     return to;
 }
 
-/* Unpacks the body in pieces and decodes each piece, as server/http/body.c does. */
+/* Unpacks the request body in pieces and decodes each piece, as server/http/body.c does. */
 static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const char *body, size_t count,
                    uint32_t *seed)
 {

@@ -1,4 +1,4 @@
-/* backends.h: what the backends_*.c files of test_backends share: the backend under test, the share of problems that
+/* backends.h: what the backends_*.c files of test_backends have in common: the backend under test, which problems
  * this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
@@ -20,13 +20,13 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* whether ATTN_BRIEF is set, which leaves out slow tests (test_backends.c) */
-/* Returns whether this process tests the next problem of a list (ATTN_PART divides the tests among processes). A
- * process does not simply get every second problem, because lists alternate forward and backward, which do not take
- * equally long. */
+bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left out (see test_backends.c) */
+/* Returns whether this process tests the next problem of a list, because ATTN_PART divides the problems among
+ * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
+ * take equally long. */
 bool is_ours(void);
-/* Returns whether the backend under test and the reference agree on the problem. Returns true for a problem that
- * another process tests, or for which the backend has no kernel. */
+/* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test
+ * if another process tests the problem, or if the backend has no kernel for it. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -52,21 +52,21 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
- * length up to Sk. */
+/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
+ * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
  * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Runs a list of problems, forward and backward. Returns how many problems disagree with the reference. */
+/* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
  * equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
-/* Compares the problems draw(first) to draw(first + count - 1) with the reference. */
+/* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of problem `part` has the same bits as the elements of `whole` from number `first` on. The
- * first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
+ * on. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */
