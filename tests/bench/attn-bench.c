@@ -110,7 +110,7 @@ static double median(double *times, int count)
     return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
 }
 
-/* ---- The numbers in tensors -------------------------------------------------------------------------------------- */
+/* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
 /* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
  * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the

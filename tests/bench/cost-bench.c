@@ -165,7 +165,7 @@ static double seconds_of(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- The inputs of problems -------------------------------------------------------------------------------------- */
+/* ---- Making the inputs of problems ------------------------------------------------------------------------------- */
 
 static double next_normal(void)
 {

@@ -44,7 +44,7 @@ extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is run
 
 namespace emu {
 
-/* ---- Which thread runs ------------------------------------------------------------------------------------------- */
+/* ---- Fibers (CUDA threads) and their teams ----------------------------------------------------------------------- */
 
 struct fiber;
 struct block;
@@ -117,7 +117,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- What a thread waits for ------------------------------------------------------------------------------------- */
+/* ---- Waiting: for all threads of a team, at a named barrier, for a condition ------------------------------------- */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of the calling thread's warpgroup */
@@ -171,7 +171,7 @@ template <class Condition> void wait_until(Condition condition, const char *what
 }
 void yield(); /* lets other fibers run */
 
-/* ---- Memory and its checks --------------------------------------------------------------------------------------- */
+/* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
 /* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
  * value modulo 1024. */
@@ -208,7 +208,7 @@ const char *shared_row(int thread, uint32_t address, const char *what);
  * thread's access. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
-/* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
+/* ---- Agents: asynchronous work such as TMA copies and tensor core products --------------------------------------- */
 
 /* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
  * at its first use. */

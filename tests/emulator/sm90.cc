@@ -84,7 +84,7 @@ uint32_t box_rows(const tensor_map &m)
     return rows;
 }
 
-/* ---- The engine -------------------------------------------------------------------------------------------------- */
+/* ---- The engine: a block's mbarriers, copies in flight and logs of instructions ---------------------------------- */
 
 /* An initialised mbarrier's word in shared memory holds this value plus the mbarrier's address. */
 const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
@@ -967,7 +967,7 @@ void wgmma_wait(int groups_left)
     shorten(g);
 }
 
-/* ---- Registers --------------------------------------------------------------------------------------------------- */
+/* ---- setmaxnreg: registers that warps release and take ----------------------------------------------------------- */
 
 void setmaxnreg(int count, bool increase)
 {

@@ -97,7 +97,7 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 
-/* ---- Registers --------------------------------------------------------------------------------------------------- */
+/* ---- setmaxnreg: registers that warps release and take ----------------------------------------------------------- */
 
 void setmaxnreg(int registers, bool increase);
 

@@ -1,6 +1,6 @@
 /* fuzz_scan.c: fuzz target for the JSON scanner alone, which is compared with cJSON and with itself.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the body:
+ * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the request body:
  *   bit 0  small limits, so that every limit is reached
  *   bit 1  memory that ends early
  *

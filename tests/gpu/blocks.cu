@@ -498,7 +498,7 @@ void check_wgmma_8()
     check_sums_of_e4m3();
 }
 
-/* ---- The ring: producer and consumers, turns, setmaxnreg --------------------------------------------------------- */
+/* ---- The ring of shared memory stages: producer and consumers, turns, setmaxnreg --------------------------------- */
 
 enum { TILES = 50 };
 
@@ -721,7 +721,7 @@ void check_hand_over()
     }
 }
 
-/* ---- Tests of the order in which blocks claim work --------------------------------------------------------------- */
+/* ---- Tests of the order in which thread blocks claim tiles of work ----------------------------------------------- */
 
 __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
 {

@@ -5,7 +5,7 @@
 
 #include "../testing.h"
 
-/* ---- The run (test_backends.c) ----------------------------------------------------------------------------------- */
+/* ---- The backend under test, and which problems this process tests (test_backends.c) ----------------------------- */
 
 extern struct bench bench;
 extern const char *backend; /* name of the backend under test */
@@ -38,7 +38,7 @@ bool agrees(const struct spec *s);
         }                                              \
     } while (0)
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- Making problems: names for shapes, random problems ---------------------------------------------------------- */
 
 #define BACK           .op = ATTN_OP_BACKWARD
 #define F16            .dtype = ATTN_F16, .out_dtype = ATTN_F16
@@ -69,7 +69,7 @@ void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long 
  * on. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
-/* ---- Tests ------------------------------------------------------------------------------------------------------- */
+/* ---- The tests, by the file that has them ------------------------------------------------------------------------ */
 
 /* backends_edges.c */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);

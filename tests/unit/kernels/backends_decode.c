@@ -8,7 +8,7 @@
 
 #include "backends.h"
 
-/* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
+/* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
 /* Tests lengths and row counts just below and above every limit of the kernels. Backends split the keys at multiples
  * of 128 to 2048 keys. Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all

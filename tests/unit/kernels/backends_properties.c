@@ -12,7 +12,7 @@
 
 #include "kernels/queries.h"
 
-/* ---- Properties -------------------------------------------------------------------------------------------------- */
+/* ---- Tests of properties that need no reference ------------------------------------------------------------------ */
 
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count)
 {
@@ -889,9 +889,9 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
     }
 }
 
-/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
 /* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
  * move is long enough for several thread blocks. */

@@ -161,7 +161,7 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_wide_spec, 6);
 }
 
-/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- Tests of decoding with wide heads: few queries, many keys --------------------------------------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 

@@ -86,7 +86,7 @@ bool agrees(const struct spec *s)
     return !is_ours() || !is_taken(s) || spec_agrees(&bench, s);
 }
 
-/* ---- The tests --------------------------------------------------------------------------------------------------- */
+/* ---- The list of tests, and which of them run -------------------------------------------------------------------- */
 
 static size_t matching(const char *pattern, const struct CMUnitTest *tests, size_t count)
 {

@@ -794,7 +794,7 @@ static void test_outputs_of_an_observe_say_what_they_need(void **state)
 
 /* clang-format on */
 
-/* ---- The table: what attn_check() lets through is what the rows say ---------------------------------------------- */
+/* ---- Tests of the library's table of tensors: attn_check() accepts just what its rows say ------------------------ */
 
 /* Returns a valid problem in which tensor `id` is given. */
 static attn_problem with(attn_tensor_id id, bool is_packed)

@@ -203,7 +203,7 @@ static void test_the_fast_kernels_are_right_with_every_option(void **state)
     right_results(&cpu, ATTN_OP_BACKWARD, 300, JUDGE_ROUNDING);
 }
 
-/* ---- Tests of the mistakes that a judge finds -------------------------------------------------------------------- */
+/* ---- Tests of the mistakes that the judge of a client's results finds -------------------------------------------- */
 
 static void without_causal(attn_problem *p)
 {
@@ -350,7 +350,7 @@ static void test_a_mistake_is_named(void **state)
     }
 }
 
-/* ---- Tests of a judge that gets the truth (float64 results) from a device ---------------------------------------- */
+/* ---- Tests of a judge of results that gets the truth (float64 results) from a device ----------------------------- */
 
 /* Checks that two reports of the judge (on a client's results) are equal, bit for bit. This can include padding
  * bytes, because a report is cleared before it is filled. */
@@ -415,7 +415,7 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* ---- Tests of a judge with long backwards ------------------------------------------------------------------------ */
+/* ---- Tests of a judge of results with long backwards ------------------------------------------------------------- */
 
 /* A backward so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four query
  * heads share a key/value head. */

@@ -215,7 +215,7 @@ static void test_it_agrees_with_numpy(void **state)
     }
 }
 
-/* ---- Tests of gradients against differences of the forward ------------------------------------------------------- */
+/* ---- Tests of gradients against finite differences of the forward ------------------------------------------------ */
 
 /* Returns dout . out + dlse . lse, the number whose gradients a backward computes. */
 static double loss(const struct fixture *f)

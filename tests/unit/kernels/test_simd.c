@@ -307,7 +307,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Tests of operands and their products ------------------------------------------------------------------------ */
+/* ---- Tests of packed operands (matrices in the form that products read) and their products ----------------------- */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {

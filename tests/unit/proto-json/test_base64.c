@@ -20,7 +20,7 @@
 
 enum { LONGEST = 200, ROOM = 1 << 16 };
 
-/* ---- Memory behind which an access faults ------------------------------------------------------------------------ */
+/* ---- Memory that ends at a page without access rights ------------------------------------------------------------ */
 
 struct walled {
     uint8_t *end;
@@ -134,7 +134,7 @@ static void check_split(const char *text, size_t count, size_t split)
     assert_int_equal(base64_finish(&d), stop % 4 == 0);
 }
 
-/* ---- The tests, each for every variant of the codec -------------------------------------------------------------- */
+/* ---- The tests, which run for every variant of the base64 code --------------------------------------------------- */
 
 #define EACH_VARIANT(name) for (const char *const *name = base64_variants(); *name && base64_use(*name); name++)
 

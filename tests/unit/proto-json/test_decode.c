@@ -61,7 +61,7 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
     }
 }
 
-/* ---- Tests of wrong tensors -------------------------------------------------------------------------------------- */
+/* ---- Tests of wrong tensors in request bodies -------------------------------------------------------------------- */
 
 #define T(q)                       "{\"q\":" q "," K "," V "}"
 #define TENSOR(shape, dtype, data) T("{\"shape\":" shape ",\"dtype\":" dtype ",\"data\":" data "}")
@@ -215,7 +215,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     }
 }
 
-/* ---- Tests of options -------------------------------------------------------------------------------------------- */
+/* ---- Tests of options in request bodies -------------------------------------------------------------------------- */
 
 #define O(option)  "{" QKV "," option "}"
 #define OB(option) "{" QKV "," DOUT "," option "}"
@@ -781,7 +781,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Tests of values --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the values of decoded tensors ---------------------------------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {

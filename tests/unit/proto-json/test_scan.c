@@ -370,7 +370,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- Tests of the rest of the JSON, and of the extracted values ------------------------------------------------- */
+/* ---- Tests of the JSON that remains, and of the extracted values ------------------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {

@@ -240,7 +240,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     return request;
 }
 
-/* ---- Jobs, and the check of their results ------------------------------------------------------------------------ */
+/* ---- Jobs (one request's problems), and the check of their results ----------------------------------------------- */
 
 /* Returns a job (one request's problems) in the state before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)

@@ -110,7 +110,7 @@ static void test_granules_grow_with_the_memory(void **state)
     assert_int_equal(pages_granule_for((size_t)141 << 30), 262144);
 }
 
-/* ---- Tests of a pool and its callers ----------------------------------------------------------------------------- */
+/* ---- Tests of a pool of pages and its callers -------------------------------------------------------------------- */
 
 enum { HEADS = 2, DIM = 4, DIM_V = 3, PAGE = 64, POOL_BYTES = 64 * 4096 };
 

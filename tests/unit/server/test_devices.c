@@ -1249,7 +1249,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     close_bench(&b);
 }
 
-/* ---- Tests of jobs with several parts ---------------------------------------------------------------------------- */
+/* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
 /* Sends the part of a cut job that this device can compute, and waits for it. */
 static void run_part(struct bench *b, struct job *job, int device)

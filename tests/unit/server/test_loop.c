@@ -79,7 +79,7 @@ static void on_close_metrics(void *context)
     atomic_fetch_add(&((struct scene *)context)->hurries, 1);
 }
 
-/* ---- A server with a loop, for one test -------------------------------------------------------------------------- */
+/* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
 /* How a test's scene (server, loop and devices) begins. A member that is 0 stands for the default. */
 struct opening {

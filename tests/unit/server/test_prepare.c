@@ -57,7 +57,7 @@ static int contexts_in(struct bench *b, enum context_state state)
     return counts[state];
 }
 
-/* ---- Tests of where outputs lie in memory ------------------------------------------------------------------------ */
+/* ---- Tests of where a job's outputs lie in memory ---------------------------------------------------------------- */
 
 static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
 {
@@ -619,7 +619,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     close_bench(&b);
 }
 
-/* ---- Tests of rows that leave float32's range, and of references ------------------------------------------------- */
+/* ---- Tests of rows that leave float32's range, and of references to jobs ----------------------------------------- */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
  * The server therefore examines the scores of problems that slow rows would make long. */

@@ -189,7 +189,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     object_clear(&o);
 }
 
-/* ---- Tests of the uses of a region ------------------------------------------------------------------------------- */
+/* ---- Tests of requests that use a region of shared memory -------------------------------------------------------- */
 
 static attn_status use(struct regions *r, const struct caller *caller, const char *name, attn_tensor_id id, bool output,
                        int64_t offset, int64_t bytes, struct region_uses **uses, attn_error *err)
@@ -363,7 +363,7 @@ static void test_outputs_must_fit_and_not_overlap(void **state)
     object_clear(&o);
 }
 
-/* ---- Tests of memory of a GPU ------------------------------------------------------------------------------------ */
+/* ---- Tests of regions in a GPU's memory -------------------------------------------------------------------------- */
 
 static attn_device *device_with(const char *script)
 {
