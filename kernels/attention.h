@@ -994,7 +994,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Each plans and runs one problem as the operation in its name, whatever the problem's op is. */
+/* The functions plan and run one problem: as a forward, as a backward, or as an observe (attn_look()), whatever its op
+ * is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */

@@ -139,7 +139,7 @@ static inline __m512i letters(__m512i bytes)
      * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    /* `dealt` needs no masking, because the lookup ignores the upper two bits of each byte */
+    /* the upper two bits of each byte need not be cleared, because the lookup below ignores them */
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }

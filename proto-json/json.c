@@ -98,7 +98,7 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* Returns how many bytes the tensors of a body of `body_bytes` bytes take in memory. The number suffices for base64
+/* Returns how many bytes the tensors of a body of `body_bytes` bytes take in memory. The number is exact for base64
  * text; arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
