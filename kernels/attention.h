@@ -682,7 +682,8 @@ typedef struct attn_device_info {
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
     /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
-    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU */
+    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
+     * for one unit */
     int units;
     /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
     bool unified;

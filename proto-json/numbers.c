@@ -260,7 +260,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x has less than a normal number */
+    /* number of significant bits that a subnormal x lacks, compared with a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */

@@ -24,7 +24,7 @@ struct parse_room {
     size_t left;
 };
 
-/* The data that the functions need that read one body. */
+/* The data that the functions share while they read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;

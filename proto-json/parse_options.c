@@ -140,7 +140,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Reading the values of options ------------------------------------------------------------------------------- */
 
-/* Makes the error "NAME: is VALUE, must be RULE", with a hint what to write instead. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint that says what to write instead. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {

@@ -205,7 +205,7 @@ typedef struct proto_item {
     uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; 0: no rows; PROTO_VERIFY_ALL: all rows */
-    /* forward: true: the client wants the results kept as a context (saved forward), for one later backward */
+    /* forward only: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
