@@ -682,7 +682,8 @@ typedef struct attn_device_info {
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
     /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
-    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU */
+    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
+     * for one unit */
     int units;
     /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
     bool unified;
@@ -994,7 +995,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Each plans and runs one problem as the operation in its name, whatever the problem's op is. */
+/* The functions plan and run one problem: as a forward, as a backward, or as an observe (attn_look()), whatever its op
+ * is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */

@@ -830,8 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if q or k has an axis of size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would be
-     * valid by chance */
+    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would
+     * be valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -144,7 +144,7 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* By which parts of the device an option's extra work (struct extra) is done.
+/* The parts of the device that do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the blocks of TILES; a block waits for memory half of the time if it is alone on its multiprocessor
  *   ROWS   a warp for each row */

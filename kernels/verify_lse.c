@@ -98,7 +98,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* if the problem has only one mask, the variant without all masks, which is earlier in the table, already
+            /* this variant leaves out all masks; if there is only one mask, an earlier variant in the table already
              * leaves it out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;

@@ -27,7 +27,7 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    /* decode_large is for streams of at least LARGE characters; NULL: `decode` is for all streams */
+    /* `decode_large` replaces `decode` for streams of at least LARGE characters; NULL: `decode` is for all streams */
     base64_decode_groups *decode, *decode_large;
     base64_encode_groups *encode;
 };
@@ -56,8 +56,8 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* for processors from Intel's Ice Lake or AMD's Zen 4 on */
-    /* for processors from Intel's Haswell or AMD's Zen on */
+      base64_encode_avx512 }, /* this variant needs a processor from Intel's Ice Lake or AMD's Zen 4 on */
+    /* this variant needs a processor from Intel's Haswell or AMD's Zen on */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
@@ -90,8 +90,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* The list that base64_variants() returns and fills at each call. Each thread has its own list, so no two threads
-     * write to the same memory. */
+    /* The list that base64_variants() returns and fills at each call. Each thread has its own list, because two threads
+     * must not write to the same memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)

@@ -29,8 +29,8 @@ typedef struct base64_decoder {
     uint64_t offset; /* number of characters of the stream that were decoded */
 } base64_decoder;
 
-/* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors, so
- * it may overwrite up to this many bytes of `out`, although *written counts fewer. */
+/* When `count` characters are decoded, `out` must have room for this many bytes. SIMD code stores whole vectors, so it
+ * may overwrite up to this many bytes of `out`, although *written counts fewer. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
 /* Decodes up to the first character that cannot stand in its place: a character outside the alphabet, a '=' too early,
@@ -58,15 +58,15 @@ enum { BASE64_HEAD = 8 };
  * makes the characters again from `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
-/* Length in characters of the base64 text of `bytes` bytes. */
+/* The length in characters of the base64 text for `bytes` bytes. */
 #define BASE64_ENCODED(bytes) (((uint64_t)(bytes) + 2) / 3 * 4)
 
 /* Encodes `count` bytes, with padding at the end, to exactly BASE64_ENCODED(count) characters. To encode a
  * stream, pass blocks whose size is a multiple of 3; only the last block may have another size. */
 void base64_encode(const uint8_t *bytes, size_t count, char *text);
 
-/* Returns the variants that this processor and its system can run, the fastest first, with NULL at the end. The last is
- * always "scalar". */
+/* Returns the names of the variants that this processor and operating system can run, the fastest first, with NULL at
+ * the end. The last is always "scalar". */
 const char *const *base64_variants(void);
 
 /* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. Returns false if this

@@ -88,13 +88,14 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* One test for foreign characters covers four vectors. If it fails, the loop below finds the foreign character. */
+    /* Each turn of this loop tests four vectors together for foreign characters (outside the alphabet). If there is
+     * one, the loop ends, and the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* each store writes 8 bytes too many, and the next store overwrites these bytes */
+        /* each store writes 32 bytes of which 24 count; the next store overwrites the other 8 */
         for (int i = 0; i < UNROLL; i++) store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
@@ -121,8 +122,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* a, b, c and d are the four results, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are
-         * rotated, so that each unit is in its place. */
+        /* a, b, c and d are the four results, which are stored as three vectors; in units of 8 bytes: a0 a1 a2 b0 | b1
+         * b2 c0 c1 | c2 d0 d1 d2. b and c are rotated, so that each unit is in its place. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));
@@ -166,7 +167,10 @@ static inline __m256i load_halves(const uint8_t *from)
 
 size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
-    enum { READ_TOO_FAR = 4 }; /* a load of the second half of a vector reads 16 bytes, of which 12 are used */
+    enum {
+        READ_TOO_FAR = 4
+    }; /* number of bytes that a load reads too many: the second half of a vector needs 12
+                                * bytes, and a load reads 16 */
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

@@ -74,7 +74,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* One test for foreign characters covers four vectors. If it fails, the loop below finds the foreign character. */
+    /* Each turn of this loop tests four vectors together for foreign characters (outside the alphabet). If there is
+     * one, the loop ends, and the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {
@@ -85,7 +86,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
-        /* each store writes 16 bytes too many, and the next store overwrites these bytes */
+        /* each store writes 64 bytes of which 48 count; the next store overwrites the other 16 */
         for (int i = 0; i < UNROLL; i++) _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
     }
     while (count - done >= 4) {
@@ -138,7 +139,7 @@ static inline __m512i letters(__m512i bytes)
      * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    /* `dealt` needs no masking, because the lookup ignores the upper two bits of each byte */
+    /* the upper two bits of each byte need not be cleared, because the lookup below ignores them */
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }

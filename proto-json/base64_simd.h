@@ -1,8 +1,8 @@
 /* base64_simd.h: the two loops that each SIMD variant provides to base64.c. Private to the base64*.c files.
  *
- * Each loop handles whole groups only. base64.c handles pieces, padding and errors once, in the scalar step() that all
- * variants share. A variant may stop before any group, and step() handles what the variant leaves. So a variant can be
- * slow, but it cannot accept bad text. */
+ * Each loop handles only whole groups: 4 characters and the 3 bytes that they stand for. base64.c handles pieces,
+ * padding and errors once, in the scalar step() that all variants share. A variant may stop before any group, and
+ * step() handles what the variant leaves. So a variant can be slow, but it cannot accept bad text. */
 #ifndef BASE64_SIMD_H
 #define BASE64_SIMD_H
 
@@ -26,9 +26,9 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* The functions below decode as base64_decode_groups does, for streams larger than the caches. They store whole cache
- * lines past the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes
- * when the call returns. */
+/* The functions below are base64_decode_groups for streams larger than the caches. They store whole cache lines past
+ * the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes when the
+ * call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 

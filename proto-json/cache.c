@@ -23,7 +23,7 @@ struct member {
      * followed by the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule for the value in words, for messages; NULL: messages state minimum and maximum */
+    /* the rule that the value must obey, in words for messages; NULL: messages state `minimum` and `maximum` */
     const char *rule;
 };
 
@@ -78,8 +78,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads scales: an array of numbers, or a single number for all heads. For a single number *count stays 0, because the
- * number of heads may not be known yet. */
+/* Reads scales: an array of numbers, or a single number for all heads. If the client gave a single number, *count stays
+ * 0, because the number of heads may not be known yet. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;

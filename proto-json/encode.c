@@ -36,20 +36,22 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
-    encode_as as;              /* how the tensor is written: as bytes, as base64, or as numbers */
+    const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: the piece is text */
+    encode_as as;              /* how the piece's tensor is written: as bytes, as base64, or as numbers */
     size_t offset;             /* where the piece's text begins in the encoder's buffer, in bytes */
-    uint64_t length;           /* length in bytes of what the piece writes */
+    uint64_t length;           /* number of bytes that the piece takes in the answer */
 };
 
 enum {
-    /* The longest token, such as "]],[[-1.5", has brackets and one number. */
+    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". This is the
+     * length of the longest one. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
     /* ITEM_BYTES: upper bound on the text of the answer to one problem, which is an error, or the names and shapes of
-     * the outputs and the other members. TENSOR_BYTES: that of one output, whose shape has at most 168 bytes. */
+     * the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at most
+     * 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
+    REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
 };
 
 /* Text of one element of an array of numbers, with the brackets and the comma before it; or the brackets at the array's
@@ -61,22 +63,22 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of `text` that already belong to a piece of the answer */
+    size_t text_in_pieces; /* number of bytes of `text` of which pieces have been made */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
     /* How far the answer's length is measured. To measure an array, the encoder formats all of its numbers; it formats
      * them again when the answer is read. */
-    uint64_t length;          /* total bytes of the answer's first `measured` pieces */
+    uint64_t length;          /* number of bytes that the answer's first `measured` pieces take together */
     size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
     /* The position in the answer at which the next read continues. */
     size_t piece;
-    uint64_t taken;  /* number of characters of the answer's piece number `piece` that were read */
-    uint64_t read;   /* number of characters of the whole answer that were read */
-    int64_t element; /* index of the next element of the array that is being read */
+    uint64_t taken;  /* number of characters of the piece with index `piece` that have been read */
+    uint64_t read;   /* number of characters of the whole answer that have been read */
+    int64_t element; /* index of the next element to read, if an array is being read */
     struct token token;
 };
 
@@ -128,8 +130,8 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
                               * finds it */
 }
 
-/* Writes a short text of this program, such as the name of a device, in quotes. Leaves out characters that need an
- * escape. */
+/* Writes a short text that this program has made, such as the name of a device, in quotes. Characters that would need
+ * an escape are left out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');
@@ -180,7 +182,9 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe operation has no v, so Dv is 0 */
+    if (d.Dv > 0)
+        put_size(t, ",\"Dv\":", d.Dv); /* Dv is 0 in an observe (statistics of probabilities), which has no
+                                                  * v */
     text_put_char(t, '}');
 }
 
@@ -370,7 +374,7 @@ static bool next_token(const struct piece *piece, int64_t element, struct token 
     const size_t bytes = attn_dtype_bytes(t->dtype);
     const int rank = piece->as == ENCODE_LIST ? 1 : t->rank;
     int64_t elements = 0, row = 1;
-    int levels = 0; /* number of arrays whose bracket opens, or closes, at this element */
+    int levels = 0; /* number of brackets that open, or close, at this element */
     char *p = token->text;
     token->length = token->taken = 0;
     attn_shape_elements(t->rank, t->shape, &elements);
@@ -468,7 +472,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* the answer ends after exactly the length that was announced */
+    /* at the end of the answer, as many bytes must have been read as its announced length */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

@@ -24,16 +24,16 @@ enum {
     /* largest number of facts (members of an answer that are not tensors): 8 that any answer may have, 8 of a check's
      * report, and PROTO_COUNTS of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* room for the longest value of a fact (a member beside the tensors): the lengths of PROTO_MAX_CACHES caches, as
-     * text */
+    /* room in bytes for the longest value of a fact (a member of an answer that is not a tensor): the lengths of
+     * PROTO_MAX_CACHES caches */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {
     const char *name;
     char value[ENCODE_FACT_BYTES];
 };
-/* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
- * values as JSON. Returns the number of facts. */
+/* Collects the facts of an answer (its members that are not tensors): names, and values as JSON, in the order of the
+ * answer. Returns the number of facts. */
 int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS]);
 
 #endif

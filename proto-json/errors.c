@@ -32,9 +32,9 @@ proto_error proto_error_of(attn_status status)
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* status 503 (try again), because another process can do the work, or this process after a restart */
+    /* the client may try again (status 503): another process can do the work, or this process after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
-    /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
+    /* This function must not be called with ATTN_OK, which is no error. */
     case ATTN_OK:
     case ATTN_DEVICE:
     case ATTN_INTERNAL:

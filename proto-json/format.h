@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a reader makes of a body of its format. parse.c turns this into problems. */
+/* What a format's reader makes of a body. parse.c turns this into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -24,7 +24,7 @@ struct format_body {
     int extract_count;
     uint8_t *memory; /* memory of the parser's caller, in which the extracted tensor values lie */
     size_t memory_bytes;
-    struct scan_room *room; /* describes how much room `memory` has, and can make it larger */
+    struct scan_room *room; /* describes the size of `memory`, and can make `memory` larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;
@@ -42,11 +42,11 @@ struct proto_format {
      * further feed() returns the same error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader); /* frees the reader; does nothing for NULL */
-    /* implements proto_parser_kserve(); NULL: the format has no use for it */
+    /* implements proto_parser_kserve(); NULL: the format is not KServe */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
-    /* implements proto_parser_sequence(); NULL: this format has no sequences */
+    /* implements proto_parser_sequence(); NULL: bodies of this format have no sequences */
     const proto_sequence *(*sequence)(const void *reader);
     /* Implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in
      * shared memory. */
@@ -64,8 +64,8 @@ struct proto_format {
     /* The members below are the functions and facts with which the format's answers are written. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
-    bool one_problem;  /* true: an answer has room for only one problem's results */
-    bool text;         /* true: tensors are written as text, in the form that the member `encoding` names */
+    bool one_problem;  /* true: an answer in this format can hold only one problem's results */
+    bool text;         /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
 };
 
 #endif

@@ -23,8 +23,8 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The numbers are compared as
- * bits, by their dtype. */
+/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The function compares the bits
+ * of the numbers with those of 0 and 1 in the tensor's dtype. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);
@@ -88,7 +88,8 @@ void hints_put(struct text *t, unsigned hints)
         if (!(hints >> i & 1)) continue;
         text_put_char(t, before);
         text_put_char(t, '"');
-        text_put_string(t, texts[i]); /* the texts of hints have no characters that need an escape in JSON */
+        text_put_string(t, texts[i]); /* the texts of hints are written without escapes, because none of their
+                                       * characters needs one in JSON */
         text_put_char(t, '"');
         before = ',';
     }

@@ -17,7 +17,7 @@ struct reader {
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
     size_t first_bytes; /* number of bytes of the body that are kept in `first` */
-    attn_error error;   /* the error of a body whose first bytes are not JSON; every call after the error returns it */
+    attn_error error;   /* the error of a body whose first bytes are not JSON; every later call returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -39,8 +39,8 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Passes the first bytes of the body, which the reader has kept, to the scanner. Call this once enough bytes have
- * arrived or the body ends. */
+/* Passes the first bytes of the body, which the reader has kept, to the scanner. Call this function when enough bytes
+ * have arrived, or when the body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -98,8 +98,8 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* Returns the bytes of tensors in a body of `body_bytes` bytes. The number is exact for base64 text; arrays of numbers
- * may need more. */
+/* Returns how many bytes the tensors of a body of `body_bytes` bytes take in memory. The number is exact for base64
+ * text; arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);

@@ -39,7 +39,7 @@
 
 /* ---- Reading KServe bodies --------------------------------------------------------------------------------------- */
 
-/* Moves `now`, the index of the input that is arriving, past the inputs that are complete. */
+/* Moves `now` to the first input whose bytes have not all arrived. */
 static void pass(struct kserve_reader *r)
 {
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
@@ -266,11 +266,11 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a single number may come as a parameter instead of an input, so the pointer leads to the
-         * parameters */
+        /* a client may also give this tensor as a single number, which is a parameter and not an input, so the pointer
+         * leads to the parameters */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-        /* an input that is missing has no position, so the pointer leads to the list of inputs */
+        /* the input is missing and has no position, so the pointer leads to the list of inputs */
         else snprintf(pointer, sizeof pointer, "/inputs");
     } else {
         return;
@@ -278,7 +278,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before escapes make it longer */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, not counting escapes */
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
@@ -320,8 +320,8 @@ static void put_report(struct text *t, const judge_result *report)
     text_free(&json);
 }
 
-/* Writes an output as bytes, as numbers, or by name only. An output in shared memory must have no parameters, for the
- * sake of Triton's C++ client. */
+/* Writes an output as bytes, as numbers, or by name only. An output in shared memory gets no parameters, because
+ * Triton's C++ client requires that. */
 static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, bool binary, bool in_region)
 {
     char name[PROTO_NAME_BYTES];
@@ -352,8 +352,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* the numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1,
-     * ... */
+    /* tensors with numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part
+     * 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
@@ -364,7 +364,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused: only errors of problems in an envelope have a request_id, and KServe bodies have no envelope */
+    /* unused, because only the answer to an envelope (several problems) needs request_id, and KServe has no
+     * envelopes */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {
@@ -407,7 +408,8 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    /* the content type of an answer that is only JSON; if bytes follow the JSON, it is application/octet-stream */
+    /* content type of an answer that is only JSON; if bytes follow the JSON, the content type is
+     * application/octet-stream */
     .media = "application/json",
     .one_problem = true,
     .text = true,

@@ -1,5 +1,5 @@
 /* kserve_internal.h: what the two files of the format proto_kserve share. kserve.c takes the bytes of a body and writes
- * answers. kserve_json.c reads the body's JSON. format.h has what the rest of the program sees of the format. */
+ * answers. kserve_json.c reads the body's JSON. All other files use the format only by the functions of format.h. */
 #ifndef KSERVE_INTERNAL_H
 #define KSERVE_INTERNAL_H
 
@@ -26,13 +26,15 @@ struct kserve_input {
     const char *name; /* name of the tensor, a string in the tree of the request's JSON */
     int extract;
     bool binary;
-    bool shared; /* the input is in shared memory, described by an entry of `shared` with this input's index */
+    bool shared; /* true: the input is in shared memory; the entry of kserve_reader.shared with this input's index says
+                  * where */
 };
 
 struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
-    int64_t json_bytes; /* length of the JSON in bytes; JSON_BYTES_UNKNOWN: the whole body is JSON */
+    int64_t json_bytes; /* length in bytes of the JSON at the start of the body; JSON_BYTES_UNKNOWN: the whole body is
+                         * JSON */
     attn_error error;   /* the first error of the body, which all later calls return */
     uint64_t offset;    /* number of bytes of the body that have arrived */
     scan *json;
@@ -47,12 +49,12 @@ struct kserve_reader {
     /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each entry
      * says how many of its bytes have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* number of bytes that must arrive for each binary input */
+    int64_t *sizes; /* for each binary input, the number of bytes that must arrive */
     int first_binary, extract_count;
-    int now;             /* index of the first extracted value that is not complete */
+    int now;             /* index in `extracts` of the first value whose bytes have not all arrived */
     uint64_t body_bytes; /* length in bytes that the body must have */
-    /* Offset of the end of the last tensor in memory. Inputs in shared memory count only after memory is reserved for
-     * their copies (has_room). */
+    /* Offset of the end of the last tensor in the caller's memory. Inputs in shared memory count only if memory is
+     * reserved for their copies (`has_room`). */
     size_t memory_bytes;
 
     proto_shared *shared; /* a list of the inputs and outputs that are in shared memory */

@@ -152,7 +152,7 @@ static int named(const char *name)
     return number < ATTN_TENSOR_COUNT ? number : ATTN_TENSOR_COUNT;
 }
 
-/* Returns whether an operation takes the tensor of this number as an input. */
+/* Returns whether the operation takes tensor number `number` as an input. */
 static bool takes_input(proto_op op, int number)
 {
     if (number < ATTN_TENSOR_COUNT) return proto_takes_tensor(op, (attn_tensor_id)number);
@@ -240,7 +240,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Reads the datatype of an input (KServe's name of its dtype) and sets the dtype's name in a JSON body. */
+/* Reads the datatype of an input (KServe's name of its dtype) and finds the dtype's name in a JSON body. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -429,7 +429,7 @@ static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
 /* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call *binary is the default of the whole request. */
+ * call, *binary must be the request's default: true for bytes. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -501,10 +501,10 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* true: the model is a check, whose only output is its report in JSON */
+    /* true: the operation is a check, whose only output is a report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* a parameter of the request may have put the member into the tree already */
+    /* a parameter of the request may have made this member already */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
@@ -581,8 +581,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* Returns the text of a sequence_id, which is a number or a name. "": it is the number 0, which means no sequence.
- * NULL: it is neither a number nor a name. */
+/* Returns the text of a sequence_id, which is a number or a name. Returns "" for the number 0, which means no sequence,
+ * and NULL if the value is neither a number nor a name. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
@@ -679,8 +679,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true: the parameter's name is that of an option of the operation, although an output may also have the name
-     * (`map` is both) */
+    /* true: the operation has an option with the parameter's name (an output may have the same name, such as `map`) */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);

@@ -52,7 +52,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is the
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
+    int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
     /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
@@ -98,7 +98,7 @@ struct decimal {
     size_t count;
 };
 
-enum { W_DIGITS = 19 }; /* as many digits as always fit 64 bits: 10^19 < 2^64 */
+enum { W_DIGITS = 19 }; /* number of digits that always fit 64 bits, because 10^19 < 2^64 */
 
 /* Powers of ten. Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
 static const double tens[] = {
@@ -166,7 +166,7 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
+    /* d->exponent is that of the 19th significant digit; the loop turns it into the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0; /* up to nine decimal digits, which the loop appends to the big number together */
@@ -255,12 +255,12 @@ static double magnitude(const struct decimal *d)
 }
 
 /* Rounds a double from 0 to HUGE_NUMBER to the nearest number of the format, ties to even, and sets its code (bit
- * pattern). False: the result is beyond the format's largest number. */
+ * pattern). Returns false if the result is beyond the format's largest number. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that a subnormal x has less than a normal number */
+    /* number of significant bits that a subnormal x lacks, compared with a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -361,8 +361,8 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns the number with eight digits, each 0 to 9 in a byte of v, the first digit in the lowest byte. Sums up digits
- * in pairs, then in fours, then in eights. */
+/* Returns the number whose eight digits are the bytes of v, the first digit in the lowest byte. Each step joins
+ * neighbours: to numbers of two digits, then of four, then of eight. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
@@ -389,7 +389,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of leading digits among the eight characters, 0 to 7 */
+        int count = __builtin_ctzll(others) / 8; /* number of digits (0 to 7) at the beginning of the eight
+                                                  * characters */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -561,7 +562,7 @@ enum { WORDS = sizeof words / sizeof words[0] };
 static const struct {
     const char *text;
     double value;
-    bool truth; /* the word is true or false, which only uint8 accepts */
+    bool truth; /* true: the word is true or false, which only a tensor of uint8 accepts */
 } bare_words[] = {
     { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
     { "false", 0, true },
@@ -574,7 +575,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* -1: the number of elements at the depth is unknown until an array of that depth is closed */
+    /* -1: unknown; the number of elements at a depth is known when the first array of that depth ends */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -693,7 +694,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns which bare word (a word without quotes, such as NaN) begins with this character, or BARE_WORDS if none may
+/* Returns which bare word (a word without quotes, such as NaN) begins with this character, or BARE_WORDS if no word may
  * stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
@@ -972,7 +973,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* c is shifted left by h bits, which is 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* number of bits, 1 to 4, by which c is shifted to the left */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* Four times the value c * 2^q, and four times the bounds between which numbers round to it, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
@@ -1012,10 +1013,10 @@ static size_t put_text(char *text, const char *from)
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
-    /* for x below 10^4, x * 5243 >> 19 is x / 100 */
+    /* divides by 100: x * 5243 >> 19 is x / 100 for every x below 10^4 */
     uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F);
     v = hundreds | (v - hundreds * 100) << 16;
-    /* for x below 100, x * 103 >> 10 is x / 10 */
+    /* divides by 10: x * 103 >> 10 is x / 10 for every x below 100 */
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
 }
@@ -1050,7 +1051,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
                                                      * digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* Now count is the number of digits without trailing zeros. */
+    /* From here on, count is the number of digits without trailing zeros. */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
@@ -1073,9 +1074,11 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count) return (size_t)point; /* an integer such as 123000, whose zeros are already written */
+        if (point >= count)
+            return (size_t)point; /* the number is an integer, such as 123000; its zeros are already
+                                                   * written */
         t[point] = '.';
-        /* a number with digits on both sides of the point, such as 12.345 */
+        /* the number has digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
@@ -1108,7 +1111,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* memcpy() is used because `value` may have any alignment */
+    switch (element_bytes[dtype]) { /* memcpy() reads the value, because `value` may have any alignment */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

@@ -39,7 +39,7 @@
 
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
-    NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
+    NUMBERS_CHARS = 768,          /* the longest text of one number that is accepted, in characters */
     /* Bytes of room for the text of one number. The text has at most 16 characters, but the code stores up to eight
      * characters at a time, some of them behind the text's end. */
     NUMBERS_TEXT_MAX = 24,
@@ -61,15 +61,15 @@ typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
     uint64_t offset;   /* number of characters taken; after NUMBERS_BAD, the position of the error */
-    /* static text that says what is wrong, and can follow words such as "at offset 17: "; NULL: no error */
+    /* static text that says what is wrong; a message puts it after words such as "at offset 17: "; NULL: no error */
     const char *error;
-    bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
+    bool bare_words; /* true (the caller sets it): NaN, infinities, true and false may stand without quotes */
     int rank;        /* number of axes; valid after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
     /* The members below belong to the reader; the caller leaves them alone. */
     numbers_type type;
-    int state;                   /* state of the grammar; numbers.c has the diagram */
+    int state;                   /* state of the grammar, which the diagram in numbers.c shows */
     int depth;                   /* number of '[' that are not closed yet */
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
@@ -81,8 +81,8 @@ typedef struct numbers_reader {
     /* true: some element was the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
-    /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:
-     * `held` characters are in `text`. */
+    /* Inside a string: `word` is the number of the word in the string (such as NaN), and `held` says how many of its
+     * characters were read. Inside a number: `held` characters of the number are in `text`. */
     int word, held;
     char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */
 } numbers_reader;

@@ -37,25 +37,25 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation, where the text in attn_tensors[] does not fit. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* text about the tensor; NULL in the last entry of a list */
+    const char *says; /* the text about the tensor; a list of such texts ends with an entry in which this is NULL */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* name in messages, in metrics and in /v1/info, such as "decode" */
     const char *path; /* path of the route, such as "/v1/attention/decode" */
-    attn_op op;       /* the attn_op of the operation's problems, for attn_check() and the kernels */
+    attn_op op;       /* the attn_op that the operation's problems have: forward, backward or observe */
 
     bool computes; /* true: a device computes the operation's problems */
     /* true: the operation is a merge, so a device merges the tensors in the request's `parts` (attn_merge()); the
      * attn_problem has only the other tensors */
     bool merges;
     bool takes_caches; /* true: keys and values are in caches of the server */
-    /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
+    /* true: keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
     /* true: the URL's path names the one cache; false: the member `caches` of the request names the caches */
     bool cache_in_path;
-    bool envelope; /* true: one body may hold several problems, {"requests": [...]} (an envelope) */
+    bool envelope; /* true: one body may hold several problems: {"requests": [...]}, which is called an envelope */
 
     /* true: the processor judges results that the client sends (kernels/judge/judge.h); a device may compute the
      * float64 results with which the client's results are compared */
@@ -69,7 +69,7 @@ typedef struct proto_operation {
     uint64_t gives;   /* the tensors that the member `outputs` may name */
     /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
-    uint64_t usual; /* outputs that a problem gets if it has no member `outputs` */
+    uint64_t usual; /* the outputs of a problem whose request has no member `outputs` */
     /* Name of the required member with which a request of this operation names its outputs; NULL: the member is
      * `outputs`, which is not required. The required member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;
@@ -79,12 +79,13 @@ typedef struct proto_operation {
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members; /* the required members in words for a message, such as "q and caches" */
+    const char *members; /* the members that a request must have, in words for a message, such as "q and caches" */
     /* the beginning of the names of the operation's schemas in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
-    /* descriptions of the tensors that differ in this operation from attn_tensors[]; NULL: none differ */
+    /* descriptions of those tensors for which the text in attn_tensors[] does not fit this operation; NULL: all texts
+     * fit */
     const proto_tensor_doc *tensors;
 } proto_operation;
 

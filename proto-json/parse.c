@@ -48,8 +48,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: none has. Results
- * that a check judges do not count as inputs here. */
+/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: no operation has one.
+ * Results that a check judges do not count as inputs here. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -94,8 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members of a backward that has the member `context` (the id of a saved forward). The context gives the
- * problem, so only members that a backward adds may be given. */
+/* Checks the members of a backward that has the member `context` (the id of a saved forward). The saved forward gives
+ * most of the problem, so the body may give only the members that a backward adds. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -115,7 +115,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* true: the request names one cache, so k and v have no axis that counts caches */
+    /* true: the URL names one cache, so k and v have no axis that counts caches */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -295,7 +295,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    /* the body of a merge may have a member for each tensor of each part */
+    /* more members are allowed in a merge, because its body may have a member for each tensor of each part */
     if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);
@@ -502,7 +502,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the call from now on, so the call is not freed here */
+        made = NULL; /* keeps the call from being freed here, because the caller owns it from now on */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -1,5 +1,5 @@
-/* parse_internal.h: types and functions that the four files which turn a body's tree into problems share. The public
- * part is proto.h.
+/* parse_internal.h: shared types and functions of the four files that turn a body's tree into problems. The public part
+ * is proto.h.
  *
  *   parse.c           problems, and the body: a single problem or an envelope of several
  *   parse_options.c   the table of options, and how a value of each type is read
@@ -24,7 +24,7 @@ struct parse_room {
     size_t left;
 };
 
-/* The data that the functions need that read one body. */
+/* The data that the functions share while they read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
@@ -61,7 +61,7 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
  * no hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
-/* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
+/* Returns a hint for a value that should be an integer and cannot be left out; "": there is no hint. */
 const char *parse_integer_suggestion(const cJSON *value);
 
 /* Returns a hint for a dtype that the tensor cannot have: what to write instead, or how the client can convert the
@@ -81,7 +81,8 @@ bool parse_parts_has(const char *name);
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
-/* Checks a merge whose members are read, converts its lse, and prepares its outputs. */
+/* Call this function when all members of a merge have been read. It checks the merge, converts its lse to natural
+ * logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
 /* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */

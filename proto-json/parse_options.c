@@ -140,7 +140,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Reading the values of options ------------------------------------------------------------------------------- */
 
-/* Makes the error "NAME: is VALUE, must be RULE", with a hint what to write instead. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint that says what to write instead. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -193,7 +193,7 @@ static attn_status integer(const proto_option *o, const char *step, const cJSON 
     return wrong_integer(o->name, step, value, rule, err);
 }
 
-/* Adds a name to the list of names after "must be" in a message, with commas and `or`. */
+/* Adds a name to a list in a message, such as "must be q, k or v". */
 static void list_add(struct text *list, const char *name, bool last)
 {
     if (list->used > 0) text_put_string(list, last ? " or " : ", ");
@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the names in the member `outputs`, or in the member that `asks` names: all tensors, and the numbers of
- * PROTO_COUNT_MAP. */
+/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place: all
+ * tensors, and the numbers of PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -285,8 +285,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text if it has the form of an id. strspn() would be slower: it would build its table anew for each of up
- * to a thousand ids. */
+/* Copies the text to `to` if it has the form of an id. strspn() would be slower, because each call builds a table, and
+ * a request may have a thousand ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -344,7 +344,7 @@ static attn_status pair(const proto_option *o, const cJSON *value, int64_t to[2]
     return status == ATTN_OK ? integer(o, "1", value->child->next, to + 1, window ? UNBOUNDED : "", err) : status;
 }
 
-/* Returns the unit at the end of an option's name, such as ms. */
+/* Returns the unit at the end of an option's name: "ms" for timeout_ms. */
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);

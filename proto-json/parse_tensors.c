@@ -16,7 +16,7 @@
 
 /* ---- Hints for values of the wrong type -------------------------------------------------------------------------- */
 
-#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters of units, as in the values "5s" and "10%" */
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters that a unit may have, as in the values "5s" and "10%" */
 
 const char *parse_value_suggestion(const cJSON *value)
 {
@@ -56,7 +56,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* Returns a hint for a size that is not an integer. */
+/* Returns a hint for a size in a shape that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -168,8 +168,8 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Converts int64 to int32 in place. This is safe, because int32 element i overwrites an int64 element that was read
- * before. */
+/* Converts int64 to int32 in place. This is safe, because element i as int32 overwrites only int64 elements that have
+ * been read. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
     const int64_t *const from = t->data;
@@ -291,7 +291,7 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* Returns the wire name of the first dtype that a tensor may have. */
+/* Returns the name in requests of the first dtype that the tensor may have. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
@@ -374,7 +374,7 @@ size_t parse_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes zeroed memory from the room for the parser's own tensors (parse_room_of()). */
+/* Takes memory, filled with zeros, from the room for the parser's own tensors (parse_room_of()). */
 static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -396,7 +396,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
-/* Makes a tensor of shape [1] from a single number, which applies to all heads. */
+/* Makes a tensor of shape [1] from a single number, which holds for all heads. */
 static attn_status number(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {

@@ -113,7 +113,8 @@ typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
     int depth;         /* largest nesting of arrays and objects in the body */
     int members;       /* largest number of members of one object */
-    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each value costs cJSON a node. */
+    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). cJSON needs memory for each of
+     * these values. */
     int values;
     int batch;            /* largest number of problems in an envelope {"requests": [...]} */
     int64_t tensor_bytes; /* largest size in bytes of all tensors of one body, after decoding */
@@ -148,7 +149,7 @@ typedef struct proto_memory {
  * bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
-/* Numbers that an observe operation can return beside its tensors. Each row: name, description. */
+/* Numbers that an observe (statistics of probabilities) can return beside its tensors. Each row: name, description. */
 #define PROTO_COUNT_MAP(X)                                                                          \
     X(pairs, "pairs (query, key) that all masks let through, over all heads and rows of the batch") \
     X(flops_forward, "2 pairs (D + Dv), with head_dim_v for Dv")                                    \
@@ -166,9 +167,9 @@ typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
-/* Names of tensors, by number: 0 to ATTN_TENSOR_COUNT - 1 is the tensor with this attn_tensor_id, and behind them come
- * out and lse of part 0 of a merge, out and lse of part 1, ... In a body these are parts.0.out, parts.0.lse, and so on.
- * In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
+/* Numbers of tensors. 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next numbers are out
+ * and lse of part 0 of a merge, out and lse of part 1, ... In a body these are parts.0.out, parts.0.lse, and so on. In
+ * an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
 /* Returns the number of the tensor that has this name in a body or, if `result` is true, in an answer. PROTO_TENSORS:
@@ -185,7 +186,7 @@ typedef struct proto_parts {
     /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
     bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* out and lse of each of the `count` parts, and behind them the gradients dout and dlse of each part; lse is a
+    /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part; lse is a
      * natural logarithm, and -inf in a part without keys */
     attn_result at[];
 } proto_parts;
@@ -194,7 +195,8 @@ typedef struct proto_parts {
  * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype, or the default of attn_output() */
+    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype, or the default: q's dtype, and bfloat16
+                              * for float8 */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
     /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
@@ -202,8 +204,8 @@ typedef struct proto_item {
     unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
     uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
     proto_encoding encoding;
-    int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
-    /* forward: true: the client wants the results kept as a context (saved forward), for one later backward */
+    int64_t verify_rows; /* number of rows of out to verify; 0: no rows; PROTO_VERIFY_ALL: all rows */
+    /* forward only: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
@@ -213,11 +215,12 @@ typedef struct proto_item {
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* observe: the numbers that the client wants beside tensors: one bit for each proto_count_id */
-    /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
+    /* observe: number of queries and of keys of a tile, if tiles are to be counted; 0: the client gave no size of
+     * tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the numbers flops_forward and
                          * flops_backward; 0: as long as a row of Q and K */
-    proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: there are none */
+    proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: the operation is not a merge */
     /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
      * keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
@@ -251,7 +254,7 @@ typedef enum proto_type {
     /* an array of names of outputs; stored as a uint64_t with a bit for each attn_tensor_id. For `observe` the array
      * may also have names of PROTO_COUNT_MAP */
     PROTO_TYPE_NAMES,
-    PROTO_TYPE_ROWS, /* an integer or "all"; stored as an int64_t, PROTO_VERIFY_ALL for "all" */
+    PROTO_TYPE_ROWS, /* an integer, or "all"; stored as an int64_t, in which PROTO_VERIFY_ALL stands for "all" */
     /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID. In proto_item it is a char (*)[PROTO_CONTEXT_BYTES],
      * followed by an int with the number of values. */
     PROTO_TYPE_IDS,
@@ -274,7 +277,7 @@ enum {
 typedef struct proto_option {
     const char *name;
     proto_type type;
-    unsigned ops; /* operations that take the option: bits PROTO_FORWARD, ... */
+    unsigned ops; /* operations that have this option: bits PROTO_FORWARD, ... */
     /* true: the option may be given with `context` (a saved forward), from which all other options come */
     bool with_context;
     size_t offset; /* offset in bytes of the option's value in proto_item */
@@ -324,7 +327,7 @@ bool proto_may_lie_on_device(attn_tensor_id id);
  * with sequence_id instead of caches. */
 enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts sequence ids of 128 bytes; the NUL needs one more byte */
 typedef struct proto_sequence {
-    char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request has no sequence */
+    char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request does not belong to a sequence */
     bool start, end;
 } proto_sequence;
 
@@ -332,11 +335,11 @@ typedef struct proto_sequence {
 typedef struct proto_input {
     int place;   /* position of the tensor in the body's list of inputs, counted from 1; 0: the tensor is not in the
                   * body */
-    bool binary; /* true: the bytes of the tensor are behind the JSON */
+    bool binary; /* true: the bytes of the tensor follow the JSON */
     bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
 
-/* A decoded body. The caller owns it and frees it with proto_call_free(). */
+/* A decoded body with its problems. The caller owns it and frees it with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
     bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
@@ -347,18 +350,18 @@ typedef struct proto_call {
     /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
-    uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
+    uint64_t binary;          /* outputs written as bytes after the JSON: bits of attn_tensor_id */
     /* gradients of a merge's parts that are written as bytes behind the JSON: binary_parts[0] has a bit for each dout,
      * [1] for each dlse */
     uint64_t binary_parts[2];
-    uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
+    uint64_t shared; /* outputs that go into shared memory and not into the answer: bits of attn_tensor_id */
     proto_sequence sequence;
     const proto_format *format; /* format in which the body was sent */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Call this for an error that was found after proto_parser_finish(). Turns err->member, a JSON pointer into a problem
- * as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
+/* Call this function for an error that was found after proto_parser_finish(). It turns err->member, a JSON pointer into
+ * a problem as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -405,8 +408,8 @@ typedef struct proto_parser proto_parser;
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
 /* Gives the parser what the URL and the header fields of a KServe request say. Call this before the first byte of the
- * body. The caller keeps `model`. json_bytes is the value of Inference-Header-Content-Length; -1: the request does not
- * have it. */
+ * body. The caller still owns `model`. json_bytes is the value of Inference-Header-Content-Length; -1: the request does
+ * not have it. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
 void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
@@ -435,7 +438,7 @@ attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
  * result has those members of the sequence that could be read. NULL: the body's format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
-/* Call this when the body is complete. The caller then owns *call. */
+/* Call this function when the body is complete. It makes *call, which the caller then owns. */
 attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
@@ -449,7 +452,7 @@ typedef struct proto_cache {
     int64_t page_size, ttl_s;
     attn_dtype dtype;
     bool latent;
-    float *k_scale; /* an array of kv_heads numbers from malloc(); NULL: not given */
+    float *k_scale; /* scales of k: an array of kv_heads numbers from malloc(); NULL: not given */
     int k_scales;
     float *v_scale;
     int v_scales;
@@ -469,7 +472,7 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    /* offset and length in bytes of the region in the shared memory object, each at most 2^53 */
+    /* offset and length in bytes of the region, in the shared memory object; each is at most 2^53 */
     int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);

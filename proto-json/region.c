@@ -22,7 +22,7 @@ struct member {
     enum member_kind kind;
     int64_t minimum;
     bool required;
-    size_t offset; /* offset of the member's value in the struct that is filled */
+    size_t offset; /* offset of the member's value in the struct into which the body is read */
 };
 
 /* A kind of small body: an example for messages, such as {"key": ...}, and the members of the body. */

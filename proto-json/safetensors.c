@@ -29,7 +29,11 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* length in bytes of {}, the shortest header */, HEADER_ALIGNMENT = 8 };
+enum {
+    LENGTH_BYTES = 8,
+    HEADER_MIN = 2 /* length in bytes of {}, which is the shortest header */,
+    HEADER_ALIGNMENT = 8
+};
 
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
@@ -38,7 +42,7 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* length in bytes of {}, the shortest h
 struct slot {
     const char *name; /* name of the tensor, a string in the tree of the header */
     int64_t begin, end;
-    int index; /* position of the tensor in the header, which orders tensors without bytes */
+    int index; /* position of the tensor in the header, by which tensors without bytes are ordered */
 };
 
 struct reader {
@@ -152,7 +156,8 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in memory to each. */
+/* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in the caller's memory to
+ * each. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -177,7 +182,7 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        /* the sum cannot overflow, because all sizes together are at most TREE_INTEGER_MAX */
+        /* cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
         used += (size_t)(slot->end - slot->begin);
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
@@ -404,7 +409,7 @@ static uint64_t size_of(const struct slot *slot)
     return (uint64_t)(slot->end - slot->begin);
 }
 
-/* Moves `now`, the index of the tensor that is arriving, past the tensors that are complete. */
+/* Moves `now` to the first tensor whose bytes have not all arrived. */
 static void pass(struct reader *r)
 {
     while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
@@ -600,7 +605,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused: only errors of problems in an envelope have a request_id, and safetensors bodies have no envelope */
+    /* unused, because only the answer to an envelope (several problems) needs request_id, and safetensors has no
+     * envelopes */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -37,13 +37,14 @@ enum state {
     FIRST_NAME,    /* after '{': a member's name or '}' must follow */
     NAME,          /* after ',' in an object: a member's name must follow */
     COLON,
-    AFTER, /* a value is complete: ',' or the end of the object or array around it must follow */
+    AFTER, /* after a value: ',' or the end of the object or array around it must follow */
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* MINUS to EXPONENT_DIGITS are states inside a number, named after the character that was read last */
+    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each is named after the
+                * last character */
     ZERO,
     DIGITS,
     POINT,
@@ -53,7 +54,7 @@ enum state {
     EXPONENT_DIGITS,
     LITERAL, /* the next bytes are the rest of the word true, false or null */
     ARRAY,   /* the next bytes belong to an array that is being extracted; the reader in numbers.c has the state */
-    DONE,    /* behind the body's value, where only white space may follow */
+    DONE,    /* after the body's value: only white space may follow */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
@@ -68,7 +69,7 @@ struct frame {
     bool object;
     int members; /* for an object: the number of its members */
     int extract; /* for an object: index of the extracted value that is its member `data` */
-    int dtype;   /* for an object: the dtype that its member `dtype` names */
+    int dtype;   /* for an object: the dtype that its member `dtype` has as its value */
 };
 
 struct scan {
@@ -83,21 +84,23 @@ struct scan {
     int depth; /* number of open objects and arrays (frames in use) */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* the letters of true, false or null that have not arrived yet */
+    const char *literal; /* those letters of true, false or null that have not arrived yet */
     bool is_name;        /* true: the string that is being read is a member's name */
     enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
-    /* code: value of the digits of an escape \u that were read; high: the high surrogate before the escape, or 0 */
+    /* `code`: value of those digits of an escape \uXXXX that were read; `high`: the high surrogate before the escape,
+     * or 0 */
     uint32_t code, high;
     /* number of UTF-8 continuation bytes that have not arrived yet; the next one must be from utf8_low to utf8_high */
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* where the bytes of the present value go: see "sink" in the comment at the top of this file */
+    /* where the bytes of the present value go (the comment at the top of this file explains REST, EXTRACTED and
+     * NOWHERE) */
     enum sink sink;
     /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
     int mute_depth;
-    char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
+    char word[WORD_BYTES]; /* the first characters of the string that is being read, without escapes, with a NUL */
     /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
     int word_length;
 
@@ -105,13 +108,14 @@ struct scan {
 
     /* The caller's memory for extracted tensor values, and the list of these values. */
     struct scan_room room;
-    size_t used; /* number of bytes in use of the memory in `room` */
+    size_t used; /* number of bytes of `room` that extracted values use */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extracted value whose numbers `reader` reads, or NO_EXTRACT */
-    uint64_t numbers_begin; /* offset in the body of the '[' that begins the array */
+    int numbers_extract;    /* index of the extracted value that `reader` reads at present; NO_EXTRACT: `reader` reads
+                             * none */
+    uint64_t numbers_begin; /* offset in the body of the '[' with which that array begins */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */
@@ -416,7 +420,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* a fast loop for escaped quotes, because a string that contains JSON has many */
+        /* this loop handles escaped quotes fast, because a string that contains JSON has many of them */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -449,8 +453,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-        /* if an error in base64 text stopped the decoder, the next call reads the remainder of the string as plain
-         * text */
+        /* the base64 decoder stopped at an error; the next call of string() then reads the remainder of the string as
+         * plain text */
     } else {
         return ATTN_OK;
     }
@@ -518,7 +522,7 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* an element of an array has no name */
+    s->name = NAME_OTHER; /* forgets the name, because the elements of an array have no names */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
@@ -534,7 +538,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = REST;
     }
-    s->name = NAME_OTHER; /* an element of an array has no name */
+    s->name = NAME_OTHER; /* forgets the name, because the next element of an array has no name */
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
         frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {
@@ -842,7 +846,7 @@ attn_status scan_finish(scan *s, attn_error *err)
 {
     const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION ||
                             s->state == EXPONENT_DIGITS;
-    /* the end of the body also ends a number that is not inside an object or array */
+    /* a number that is not inside an object or array ends where the body ends */
     if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) {
         bool more;
         number(s, ' ', s->offset, &more);

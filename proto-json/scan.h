@@ -61,7 +61,7 @@ typedef struct scan_extract {
 
 typedef struct scan scan;
 
-/* Makes a scanner. It copies `limits` and `memory`. NULL: out of memory. */
+/* Makes a scanner, which copies `limits` and `memory`. Returns NULL if there is no memory for it. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values. It extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
@@ -72,7 +72,7 @@ void scan_free(scan *s); /* does nothing if `s` is NULL */
 
 /* Takes the next piece of the body. After an error every later call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
-/* Call this when the body is complete. INVALID: the body's value is not complete. */
+/* Call this when the body is complete. Returns INVALID if the body's JSON value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
 
 /* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows the rest, which
@@ -86,7 +86,7 @@ const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory for extracted values: how the memory grows, and how much memory there is. */
+/* The caller's memory for extracted tensor values: how to make it larger, and how large it is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;

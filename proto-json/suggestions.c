@@ -284,7 +284,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* words for sizes that the server reads from the shapes of the tensors */
+    /* words for sizes that clients need not send, because the server reads them from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -709,7 +709,7 @@ static const struct {
     /* the hint applies if the character is at most `before` bytes from the start of the body; 0: anywhere in the
      * body */
     int before;
-    const char *found; /* the characters that get this hint; "" stands for the NUL */
+    const char *found; /* the characters that get this hint; the empty string stands for the character NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

@@ -40,7 +40,7 @@ enum { SUGGESTION_DTYPE_BYTES = 32 };
 /* Reads a dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is
  * float64. */
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]);
-/* Returns whether the dtype's name says that numbers are big-endian, as ">f4" does. */
+/* Returns whether the name of a dtype, such as ">f4", says that its numbers are big-endian. */
 bool suggestion_big_endian(const char *dtype);
 
 /* Returns a hint for text that is not base64: what the text seems to be, and what to do. NULL: the text looks like

@@ -17,7 +17,7 @@
  * nodes and names from blocks of memory, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
-/* A block of memory in the list of a tree_memory. */
+/* A block of memory from which nodes and names are cut; a tree_memory has a list of blocks. */
 struct tree_block {
     struct tree_block *before;
     size_t size;
@@ -86,8 +86,8 @@ void tree_forget(struct tree_memory *memory)
 
 /* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
  * removed its white space, and its strings begin with a type letter. cJSON's own parser would take ten or more
- * instructions for a character. Each take_ function moves *at behind the text that it reads. If there is no memory, it
- * returns NULL, and the tree_memory frees what was made before. */
+ * instructions for a character. Each take_ function reads text at *at and moves *at behind this text. If there is no
+ * memory, the function returns NULL, and the tree_memory frees what was made before. */
 
 static cJSON *new_value(int type)
 {
@@ -145,7 +145,8 @@ static const char *take_escape(const char *from, char **to)
     }
     uint32_t code = code_at(from + 2);
     from += 6;
-    if (code >= 0xd800 && code <= 0xdbff) { /* the code is the first half of a surrogate pair */
+    if (code >= 0xd800 && code <= 0xdbff) { /* this escape is the first half of a surrogate pair, so the second half
+                                             * must follow */
         code = 0x10000 + ((code - 0xd800) << 10) + (code_at(from + 2) - 0xdc00);
         from += 6;
     }
@@ -229,7 +230,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are open, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the open objects and arrays: open[0] is the outermost */
     int depth = 0;
     const char *at = rest;
     do {
@@ -242,7 +243,9 @@ cJSON *tree_parse(const char *rest, size_t bytes)
             continue;
         }
         if (is_container(value)) at++;
-        for (; depth && *at != ','; depth--) at++; /* skips closing brackets, each of which ends an object or array */
+        for (; depth && *at != ','; depth--)
+            at++; /* skips closing brackets, because each ends an open object or
+                                                    * array */
         if (depth) at++;
     } while (depth);
     assert(at == rest + bytes);
@@ -281,7 +284,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* counts JSON values, of which the list itself is the first */
+    int count = 1; /* number of JSON values; it starts at 1, because the list itself is one */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;

@@ -29,8 +29,8 @@ void tree_forget(struct tree_memory *memory);
  * entered a tree_memory. NULL: out of memory; there is no other error. */
 cJSON *tree_parse(const char *rest, size_t bytes);
 /* Parses the JSON in a client's string into a tree. *value stays NULL if the string is not JSON. *values counts the
- * values read so far, up to limits->values. TOO_LARGE: limits->values or another limit is exceeded. The thread must
- * have entered a tree_memory. */
+ * values read so far, up to limits->values. Returns TOO_LARGE if limits->values or another limit is exceeded. The
+ * thread must have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
 /* ---- Reading values of a tree ------------------------------------------------------------------------------------ */
@@ -40,7 +40,7 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
-/* Returns the client's number as it was written; NULL: the value is not a number. */
+/* Returns the text of the client's number, as the client wrote it; NULL: the value is not a number. */
 const char *tree_number(const cJSON *value);
 /* Returns whether the value is an integer literal within the limits. An integer literal has no fraction (1.0 is refused
  * too), no exponent, and is not -0. */
@@ -62,7 +62,7 @@ typedef char tree_member[sizeof((attn_error *)0)->member];
  * cut between characters. Returns `out`. */
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name that a message repeats, in bytes */
+enum { TREE_NAME_BYTES = 48 }; /* number of bytes after which a client's name is cut in messages */
 
 /* Makes the error for a name that is not a member of `outer` (NULL: of the body). suggestions.h lists the values of
  * `place`. `listed` names the members of `outer`, or says where they are listed. */

@@ -103,7 +103,7 @@ enum flash_values {
 enum flash_strangeness {
     /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
-    FLASH_ALIKE, /* all keys that the row sees have one score, so each P is 1 / (number of these keys) */
+    FLASH_ALIKE, /* all keys that the row sees have the same score */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {

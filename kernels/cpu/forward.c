@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* nonfinite_sums comes last in the scratch memory: most problems never touch it, so its pages are not needed */
+    /* nonfinite_sums comes last in the scratch memory, because most problems never use it */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;

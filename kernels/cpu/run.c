@@ -70,7 +70,7 @@ struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c; If the result overflows, it is INT64_MAX, and flash_take() fails. */
+/* Returns a + b * c. If the result overflows, it is INT64_MAX, and flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;

@@ -15,8 +15,8 @@
 #if SIMD_X86
 #include <cpuid.h>
 
-/* Bits of the register XCR0, which say what the operating system saves: SSE and AVX; opmask and ZMM registers; tile
- * configuration and tile data. */
+/* Bits of the register XCR0. The operating system saves these registers if their bits are set: SSE and AVX; opmask and
+ * ZMM registers; tile configuration and tile data. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
 static uint64_t os_state(void)
@@ -138,7 +138,8 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* indices of two tables (instruction sets): the best one that this processor can run, and the one in use */
+/* indices of two tables (instruction sets): `supported` is the best one that this processor can run, `chosen` the one
+ * in use */
 static int supported, chosen;
 
 static void choose(void)

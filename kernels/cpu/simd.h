@@ -95,7 +95,8 @@ enum {
 
 /* The options and masks of scores, for the function score() of struct simd. */
 struct simd_score {
-    float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
+    float scale;   /* s = scale * S is the score before other options, in natural logarithms (not in base 2); S is the
+                    * product q . k */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
@@ -112,15 +113,16 @@ struct simd_score {
     const uint8_t *keep;
     int64_t keep_stride;
 
-    /* [rows]: row r sees columns lo[r] <= c < hi[r], which may be an empty range. Both NULL: rows see all columns */
+    /* for each row r: the row sees columns lo[r] to hi[r] - 1, which may be none. Both NULL: rows see all columns */
     const int *lo, *hi;
 
-    /* NULL, or for each column c the rows that FlashMask hides from it: row r is hidden if hide_lo[x][c] <= row0 + r <
-     * hide_hi[x][c], for x = 0 or 1. */
+    /* NULL, or for each column (key) c the rows (queries) from which FlashMask hides it: row r is hidden if
+     * hide_lo[x][c] <= row0 + r < hide_hi[x][c], for x = 0 or 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
-    /* NULL, or [rows][ld of S]: score() writes 1 - tanh^2(s / softcap), which gradient() needs; 1 without softcap */
+    /* NULL, or an array [rows][ld of S] to which score() writes 1 - tanh^2(s / softcap) for gradient(); without softcap
+     * it writes 1 */
     float *cap;
 };
 
@@ -132,10 +134,11 @@ struct simd_gradient {
     const float *S;     /* products q . k, or the scores that score() has made from them */
     const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
-    const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
+    const float *lse2;  /* lse * log2(e) of each of the `rows` rows; +INFINITY for a row that sees no key, which makes
+                         * its P 0 */
     const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
-    const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
+    const float *drop;  /* NULL, or for each (query, key) pair 1 if dropout keeps it and 0 if dropout drops it */
     float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta) with M = drop_scale * drop, and dS = dZ
@@ -157,8 +160,8 @@ struct simd_type {
     int k_multiple;   /* operands of a product along k (columns of A, rows of B) are padded with zeros to a multiple of
                        * k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
-    /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
-     * tiles */
+    /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: tiles are not cut, because
+     * gemm() needs whole tiles */
     int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
@@ -205,8 +208,8 @@ struct simd {
     /* format in which float16 inputs of matrix products are stored: each number as the sum of two bf16 numbers; NULL:
      * float16 is computed as f32 */
     const struct simd_type *half;
-    /* compute type (format of operands) for float32, each number as the sum of three bf16 numbers; NULL: products of
-     * f32 are at least as fast */
+    /* format in which float32 inputs of matrix products are stored: each number as the sum of three bf16 numbers; NULL:
+     * products of f32 are at least as fast */
     const struct simd_type *single;
 
     /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +
@@ -240,7 +243,8 @@ struct simd {
     /* Returns the largest |X[r][c]|; infinity where some element is not finite. */
     float (*most)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride);
 
-    /* Computes y[r] = sum_c X[r][c] Y[r][c], for X and Y of any floating dtype. It is used for delta, from dO and O. */
+    /* Computes y[r] = sum_c X[r][c] Y[r][c], for X and Y of any floating dtype. The backward computes delta by this
+     * function, from dO and O. */
     void (*row_dots)(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,
                      attn_dtype y_dtype, int64_t y_stride, float *y);
 
@@ -295,7 +299,7 @@ const struct simd *simd_get(void);
  * function. */
 const struct simd *simd_find(const char *name);
 
-/* Names of all tables, slowest first, with NULL at the end. */
+/* The names of all tables of this build, the slowest first, with NULL at the end. */
 extern const char *const simd_names[];
 
 /* Returns the compute type (format of operands of products) for inputs of a dtype. */

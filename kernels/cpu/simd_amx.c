@@ -83,9 +83,9 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* Computes one panel (32 columns) of 16 rows of C, or of 32 rows with `two`. C must have memory for all 32 columns.
- * With two parts, all four products of a part of A and a part of B are added. With three parts, products of part a of A
- * and part b of B are added only if a + b < 3, because the products of other parts are too small to matter
+/* Computes one panel (32 columns) of 16 rows of C, or, if `two` is true, of 32 rows. C must have memory for all 32
+ * columns. With two parts, all four products of a part of A and a part of B are added. With three parts, products of
+ * part a of A and part b of B are added only if a + b < 3, because the products of other parts are too small to matter
  * (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,

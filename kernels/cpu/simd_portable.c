@@ -171,8 +171,8 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                /* dZ is tested because softcap's factor `cap` of a hidden score may be NaN, and 0 times NaN would be
-                 * NaN */
+                /* tests dZ, because the `cap` (derivative of softcap) of a hidden score may be NaN, and 0 times NaN
+                 * would be NaN */
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;

@@ -206,7 +206,7 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            /* a visible score is at least -FLT_MAX, or NaN; hidden scores become -inf below */
+            /* max() makes a visible score at least -FLT_MAX, and keeps NaN; hidden scores become -inf below */
             t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E)));
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {

@@ -126,7 +126,7 @@ static inline int64_t simd_dtype_bytes(attn_dtype dtype)
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
 }
 
-/* Returns the address of row r of a strided tensor. */
+/* Returns the address of row r of a tensor whose rows are `stride` elements apart. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);

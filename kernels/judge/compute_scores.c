@@ -171,7 +171,7 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
 
 /* Computes the weights of a row for the mistakes of variation.softmax in which a kernel does not rescale its sums when
  * a tile of keys raises the maximum. Returns the sum by which out is divided. On entry, P has exp(z - top), where `top`
- * is the row's largest score, and `sum` is the sum of P. */
+ * is the row's maximum after the last tile, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {

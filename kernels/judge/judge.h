@@ -50,7 +50,7 @@ typedef struct judge_tensor {
 typedef struct judge_element {
     attn_tensor_id id;
     int rank;
-    int64_t index[ATTN_MAX_RANK]; /* index of the wrong element, along the axes of the tensor as the caller sent it */
+    int64_t index[ATTN_MAX_RANK]; /* index of the element, along the axes of the tensor as the caller sent it */
     double got, want;
 } judge_element;
 
