@@ -129,8 +129,8 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* Returns the name that messages to clients use for the size of the axis with this letter: 'k' is "Sk", or "total_k" in
- * a packed problem. */
+/* Returns the name of the size of the axis with this letter, for messages to clients: 'k' gives "Sk", or "total_k" in a
+ * packed problem. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: queries are packed, but k is [B, Sk, Hk, D], so each row b of k holds the keys of one sequence */
+    /* true: q is packed, but k is [B, Sk, Hk, D]: row b of k holds the keys of sequence b */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* If exactly one dtype is allowed whatever dtype q has, the message names that dtype. */
+    /* If exactly one dtype is allowed whatever dtype q has, the message names only that dtype. */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -197,7 +197,7 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
         t.shape[a] = shape[a];
         t.stride[a] = stride;
         /* An axis of size 0 counts as size 1 in strides, so that no stride becomes 0. A stride that overflows becomes
-         * the largest number, which attn_check() refuses. */
+         * the largest number, and attn_check() refuses a tensor with such a stride. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -245,11 +245,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    /* a loop copies the letters, because snprintf() would take 2 us per problem */
+    /* a loop copies the letters, because a call of snprintf() here would add 2 us to each problem */
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* packed problems and pages are always in layout bshd: attn_check() refuses bhsd for them */
+        !packed) { /* bhsd swaps two axes, except in packed problems, which are never bhsd */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -257,7 +257,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* A tensor, with the letter (see attn_axes) that says which size each of its axes has. */
+/* A tensor, and for each of its axes the letter (attn_axes) that says which size the axis has. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -281,8 +281,8 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Returns the sizes of a problem. It looks up each tensor's axes only once, because it runs several times for each
- * problem. */
+/* Returns the sizes of a problem. The function looks up the axes of each tensor only once, to save time, because it is
+ * called several times for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -297,11 +297,12 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        /* a size that overflows becomes INT64_MAX, which attn_check() refuses */
+        /* Sk becomes INT64_MAX if it overflows, and attn_check() then refuses the problem */
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* a size that overflows 63 bits becomes INT64_MAX, which attn_check() refuses */
+    if (p->page_table.rank > 0) { /* a size becomes INT64_MAX if it overflows 63 bits, and attn_check() then refuses the
+                                   * problem */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -311,8 +312,8 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have the dtype that the client chose. An error names the option with which the client
- * chose it. */
+/* Checks that the output `id` may have the dtype that the client chose. The error message names the option (out_dtype
+ * or grad_dtype) with which the client chose the dtype. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -399,8 +400,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter (attn_axes). Outputs of an observe (statistics of probabilities) have
- * axes whose sizes its options determine. */
+/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe (statistics of probabilities)
+ * also have axes whose sizes depend on the options in p->observe. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -442,7 +443,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    /* 0 for letters whose sizes the client chooses: 'm' and 'n' (mask_startend_rows) and 't' (page_table) */
+    /* the client chooses the sizes of these axes: 'm' and 'n' of mask_startend_rows and 't' of page_table */
     default: return 0;
     }
 }
@@ -465,14 +466,16 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    /* with packed queries and k of [B, Sk, Hk, D], kernels read k as one axis of B * Sk keys */
+    /* with packed queries and k of [B, Sk, Hk, D], kernels read the two axes B and Sk of k as one axis of B * Sk
+     * keys */
     if (side_by_side) {
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        /* A broadcast axis has stride 0. So has an axis of size 1, because its stride is never used. */
+        /* A broadcast axis gets stride 0, so that every index leads to the same element. An axis of size 1 gets stride
+         * 0 too, because its only index is 0. */
         const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a];
         switch (letters[a]) {
         case 'b':
@@ -551,8 +554,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* A part of a problem has the whole axis of a tensor if its size is 1, because all batch rows (or heads)
-             * then share it. */
+            /* Where an axis of a tensor has size 1, the part of the problem keeps the whole axis, because all batch
+             * rows (or heads) then share it. */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -562,17 +565,17 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
         }
     }
     /* A part with fewer batch rows than its problem gets no prefix_keys. prefix_keys say which keys row b shares with
-     * row b - 1, which may lie outside the part. */
+     * row b - 1, but row b - 1 may lie outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
     return some;
 }
 
-/* Returns whether a kernel without options can compute with this scale. Such a kernel computes exp2(c * q . k) with c =
- * scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong. With a tiny
- * scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a key whose
- * score exceeds float32 then has all the weight of its row in any case. */
+/* Returns whether a kernel without options can compute with this scale. A kernel without options computes exp2(c * q .
+ * k) with c = scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong.
+ * With a tiny scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a
+ * key whose score exceeds float32 then has all the weight of its row in any case. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -646,7 +649,8 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       /* without lengths (seqlens), all batch rows have the same number of (query, key) pairs */
+                       /* true: without lengths (seqlens), so every batch row has the same number of (query, key)
+                        * pairs */
                        g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
@@ -668,7 +672,7 @@ int64_t attn_rows_that_exist(const attn_problem *p)
     return rows * g.dims.H;
 }
 
-/* Returns the number of (query, key, head) triples of sequence b that FlashMask permits. */
+/* Returns the number of (query, key, head) triples of sequence b that FlashMask lets through. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

@@ -32,7 +32,8 @@ extern "C" {
 
 /* ---- Statuses and error messages --------------------------------------------------------------------------------- */
 
-/* One row per status: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
+/* The statuses that functions of the library return. Each row: id, meaning. proto-json/errors.c maps each status to an
+ * HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
     X(OK, "success")                                                    \
     X(INVALID, "malformed, or its values disagree")                     \
@@ -59,7 +60,7 @@ typedef enum attn_status {
 
 /* An error. The client receives its text unchanged.
  *
- *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty where there is none.
+ *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty if there is none.
  *   text    one sentence: tensor, index, value, rule. */
 typedef struct attn_error {
     attn_status status;
@@ -67,7 +68,7 @@ typedef struct attn_error {
     char text[384];
 } attn_error;
 
-/* Fills *err (which may be NULL) and returns `status`, so that a failing function needs one line:
+/* Fills *err (which may be NULL) and returns `status`, so that a function can report an error in one line:
  *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads", Hk, H); */
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -76,7 +77,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors: dtypes, shapes and strides ------------------------------------------------------------------------- */
 
-/* One row per dtype: id, name in requests, safetensors name, KServe name, bytes, 1 for floating point */
+/* The dtypes. Each row: id, name in requests, safetensors name, KServe name, bytes of a number, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -92,8 +93,8 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. ATTN_DTYPES_BACKWARD are the dtypes that q may have in a
- * backward. */
+/* A set of dtypes is an unsigned integer with one bit per dtype; ATTN_DTYPE_BIT is that bit. ATTN_DTYPES_BACKWARD are
+ * the dtypes that q may have in a backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
 /* dtypes that q may have in a forward, or in an observe (statistics of probabilities) */
@@ -101,7 +102,7 @@ typedef enum attn_dtype {
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
-/* accepts the name in requests, the safetensors name or the KServe name, in upper or lower case */
+/* finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case; false: there is none */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
@@ -112,18 +113,18 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. It has room for multi-head latent attention with D = 576 and Dv = 512, where
- * v is the first 512 columns of k, in the same memory with k's strides. A device whose kernels support only smaller
- * heads says so when it plans a problem. */
+/* The largest D and Dv of every operation. It is large enough for multi-head latent attention with D = 576 and Dv =
+ * 512, where v is the first 512 columns of k, in the same memory with k's strides. If the kernels of a device support
+ * only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Limit on B times H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
+/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. The
  * limit allows large problems of small heads: with 16 rows of 8 half-precision numbers per head, q, k and v take 805
  * MB. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
-/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
- * rank 0 means "not given". A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
+/* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. A tensor of
+ * rank 0 is not given. A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
 typedef struct attn_tensor {
     void *data;
     attn_dtype dtype;
@@ -135,15 +136,15 @@ typedef struct attn_tensor {
 /* Makes a C-contiguous tensor. It does not check whether sizes overflow; attn_check() does. */
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape);
 
-/* Compute the number of elements, and of bytes, of a contiguous tensor of this shape. Both functions return false where
- * the product does not fit in int64_t. */
+/* Compute the number of elements, and of bytes, of a contiguous tensor of this shape. Both functions return false if
+ * the result does not fit in int64_t. */
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
 /* ---- Problems: what one call computes ---------------------------------------------------------------------------- */
 
-/* Rules for the dtype of a tensor. Each row: id, dtypes that are always allowed, dtypes that are allowed where q has
- * the same dtype. */
+/* Rules for the dtype of a tensor. Each row: id of the rule, dtypes that are always allowed, dtypes that are allowed
+ * only if q has the same dtype. */
 #define ATTN_DTYPE_RULE_MAP(X)                                                   \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
     X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
@@ -167,12 +168,12 @@ typedef enum attn_dtype_rule {
  *   n bounds (the same tensor)    p pages                       s slots of a page
  *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
  *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
- * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
- * other shapes must agree. With page_table, k is t times s. */
+ * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; the
+ * shapes of all other tensors must agree with these sizes. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
-    ATTN_AXES_BROADCAST, /* every axis but the last may have size 1, and is then shared (broadcast) */
+    ATTN_AXES_BROADCAST, /* every axis but the last may have size 1; it is then broadcast (all indices share it) */
     ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
     ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may have size 1 */
 } attn_axes_kind;
@@ -181,7 +182,7 @@ typedef struct attn_axes {
     /* `plain`: letters of the axes in layout bshd; `packed`: letters of the axes in a packed problem, or an empty
      * string if a packed problem cannot have the tensor */
     const char *plain, *packed;
-    const char *paged; /* letters of the axes where page_table is given; NULL: the same letters as without page_table */
+    const char *paged; /* letters of the axes where page_table is given; NULL: page_table does not change the letters */
     attn_axes_kind kind;
     /* id of the tensor whose axes this one copies (a gradient copies its input's); ATTN_TENSOR_COUNT: the tensor has
      * its own axes */
@@ -202,26 +203,27 @@ typedef struct attn_axes {
     }
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
- * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
- * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
- * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK; observe
- * writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and writes.
+ * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its messages,
+ * the outputs, the strides that kernels get, the schemas of the OpenAPI document. The roles: a forward and a backward
+ * read tensors of role IN. A forward writes OUT, and a backward reads OUT where given. A backward also reads IN_BACK,
+ * and writes OUT_BACK. An observe writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and
+ * writes.
  *
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
- * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
- * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
- * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
- * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks,
- * alibi_slopes and the scales, which must be in host memory there.
+ * gradients. A packed problem (cu_seqlens given) has no batch axis and is always bshd: q [total_q, H, D], k [total_k,
+ * Hk, D], lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences
+ * start and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie
+ * side by side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
+ * sinks, alibi_slopes and the scales, which must be in host memory when it is called.
  *
- * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
- * float8_e4m3fn.
+ * k and v have q's dtype, or, in a forward, both float8_e4m3fn: a cache of keys and values in eight bits. A scale
+ * belongs to a tensor of float8_e4m3fn.
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
- * lies in page page_table[b][j / page_size], slot j % page_size. Their strides are free: the stride of the page axis
- * may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given beside
- * cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of
- * row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
+ * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
+ * page axis may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given
+ * beside cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk
+ * of row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
  * length. Rows may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
@@ -289,7 +291,7 @@ typedef enum attn_role {
     ATTN_ROLE_OUT_OBSERVE
 } attn_role;
 
-/* ATTN_TENSOR_MAP as data: one entry per tensor, indexed by attn_tensor_id. */
+/* The rows of ATTN_TENSOR_MAP as an array, indexed by attn_tensor_id. */
 typedef struct attn_tensor_info {
     const char *name;
     attn_role role;
@@ -300,31 +302,32 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
+/* Return what a tensor may have in some problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both
+ * as text: "float32 [H] or [B, H]", "float32, lse's shape". A function with a parameter `text` writes to `text` and
  * returns it. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Table of the options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry
- * and in requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits
- * in messages, meaning. score.h defines how an option changes a score. A row creates the option's member in both
- * structs, its feature, its rule in attn_check() and its entry in the decoder of requests. */
+/* The options that are one number and change every score. Columns: member (of attn_problem, of attn_geometry and in
+ * requests), id of its feature, least and largest value besides 0 (0: the option is off), words for these limits in
+ * messages, meaning. score.h defines how an option changes a score. Each row creates the option's member in
+ * attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-/* ATTN_OP_OBSERVE computes no out; its outputs show which keys the queries attend to */
+/* ATTN_OP_OBSERVE computes statistics of the probabilities P (which keys the queries attend to), and no out */
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
 const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 
-/* Limits of an observe: keys per query in top_keys, size of each axis of map, elements of weights. */
+/* Limits of an observe (statistics of probabilities): keys per query in top_keys, size of each axis of map, elements of
+ * weights. */
 enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
-/* What an observe looks at, apart from its output tensors.
+/* The options of an observe (statistics of probabilities), apart from its output tensors.
  *
  *   rows, keys     the region of weights and map: queries rows[0] to rows[1] - 1 and keys keys[0] to keys[1] - 1 of
  *                  each batch row. An end of -1 means the number of queries or keys; attn_observe_region() replaces it.
@@ -352,8 +355,8 @@ typedef struct attn_observe {
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
  * Backward recomputes out and lse where they are not given (both or neither).
  *
- * An observe reads q, k and what else decides about scores; it has no v, and ignores dropout. P_ij = exp(z_ij -
- * lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
+ * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
+ * exp(z_ij - lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -362,14 +365,14 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem as an array, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
-    /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
-     * Sk - Sq), or top left (i' = i) */
+    /* i', the position of query i among the keys, from which causal masks and windows count. Two choices: bottom right
+     * (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
-    bool has_scale; /* false: scale is 1/sqrt(D) */
-    double scale;   /* any float32; 0 and negative numbers are allowed */
+    bool has_scale; /* true: `scale` is the softmax scale; false: the softmax scale is 1/sqrt(D) */
+    double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
@@ -388,19 +391,20 @@ typedef struct attn_problem {
      * part of a problem drops what the whole problem drops. dropout_heads 0: the problem is not a part, and H is
      * used. */
     int64_t dropout_first, dropout_heads;
-    /* every run of a backward on one backend gives the same bits; two backends may give different bits */
+    /* true: a backward gives the same bits each time it is computed on one backend; two backends may give different
+     * bits */
     bool deterministic;
     attn_observe observe;
 
-    /* Only with page_table; may be NULL. int32 [B], in host or device memory as seqlens_k is. The first prefix_keys[b]
-     * keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A
-     * kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys change no bit of the
-     * results, and are not among attn_features(). */
+    /* Only with page_table; may be NULL. An array int32 [B], in host or device memory as seqlens_k is. The first
+     * prefix_keys[b] keys of batch row b lie in the same pages as those of row b - 1, as in forks of one cache;
+     * prefix_keys[0] is 0. A kernel may use prefix_keys to read only once the keys that several rows share. prefix_keys
+     * change no bit of the results, and have no bit in attn_features(). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of(): the number of queries of the problem that this problem is a part of. A kernel that
-     * divides keys by the number of queries divides those of a part like those of the whole problem. 0: the problem is
-     * not a part. */
+    /* Set by attn_queries_of(): the number of queries of the whole problem, if this problem is a part of another. A
+     * kernel that splits keys by the number of queries then splits a part's keys as it splits those of the whole
+     * problem, so that the bits are equal. 0: the problem is not a part. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -414,18 +418,19 @@ typedef struct attn_problem {
  * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
  * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, not query heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads, and not query
+                                                      * heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Return whether a run of this problem reads, or writes, the tensor where it is given. lse is an output of a forward,
- * and of an observe without given_lse. */
+/* attn_reads() returns whether a computation of this problem reads the tensor, and attn_writes() whether it writes the
+ * tensor, where the tensor is given. lse is an output of a forward, and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
 /* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k (no
- * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
- * sequences are not here, because they are values that may be in device memory: see attn_sequence_of() in
+ * sequence is longer). With page_table: Sk is the number of keys that the pages of a row can hold. The struct has no
+ * lengths of sequences, because lengths are values of tensors, which may be in device memory: see attn_sequence_of() in
  * kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
@@ -438,8 +443,8 @@ typedef struct attn_dims {
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* Returns the sizes of a problem, from its shapes alone. attn_check() and messages use it. Ranks must be right; the
- * function does not check that the shapes agree. */
+/* Returns the sizes of a problem, from its shapes alone. The ranks of the tensors must be right. The function does not
+ * check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
@@ -458,19 +463,20 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   map                           row and column are the cell; packed, batch is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
-    void *data; /* NULL if the tensor is not given or has no elements */
+    void *data; /* address of the first element; NULL if the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
 
 /* A checked problem in the form that kernels read: sizes, options, and each tensor's address and strides for batch,
- * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
+ * head and row. It is plain data and may be copied to a device. Its pointers are copies of the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
-    int64_t group;      /* H / Hk; query head h reads key/value head h / group */
+    int64_t group;      /* number of query heads per key/value head, H / Hk: query head h reads key/value head h /
+                         * group */
     int64_t mask_group; /* query head h reads head h / mask_group of mask_startend_rows */
     int mask_bounds;    /* size of the last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    /* for a keep_mask that covers only the last keys of each row: its number of columns; -1: it covers all keys */
+    /* number of columns of a keep_mask that covers only the last keys of each row; -1: keep_mask covers all keys */
     int64_t keep_tail;
     bool causal, top_left;
     /* the window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side; causal sets `right`
@@ -480,7 +486,7 @@ typedef struct attn_geometry {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
+    /* data of the tensors cu_seqlens_q, cu_seqlens_k, seqlens_q and seqlens_k; NULL where a tensor is not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
     /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
@@ -490,21 +496,22 @@ typedef struct attn_geometry {
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
-/* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads on the host.
- * This is the only validator, and kernels run only problems that passed it. Outputs need not be given; a given one
- * must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
+/* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads in host memory.
+ * No other function validates problems, and kernels run only problems that attn_check() accepted. Outputs need not be
+ * given; a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
  * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Replaces ends of -1 in the `rows` and `keys` of a checked observe by the number of queries or keys. It reads
- * cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a
- * problem whose weights or map are wanted. */
+/* In a checked observe (statistics of probabilities), replaces ends of -1 in `rows` and `keys` by the number of queries
+ * or keys. It reads cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output()
+ * and the run of a problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
- * int32, other outputs are float32. INVALID where an observe lacks an option that the output needs; TOO_LARGE where its
- * weights are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's dtype, or float32). top_keys
+ * is int32, other outputs are float32. Returns INVALID if an observe lacks an option that the output needs, TOO_LARGE
+ * if its `weights` has too many elements, and NOT_FOUND if this problem does not have the output (dsinks without
+ * sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
@@ -513,12 +520,12 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
  * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
  * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
- * not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h,
- * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
- * names those bits itself. */
+ * not name it. Kernels with ATTN_ALL_SCORES are the exception: they call the functions of score.h for each score, so
+ * they support every option that score.h defines. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES;
+ * every kernel names those bits itself. */
 
-/* One row per option: id, name of the option on the wire, when its bit is set. The options in ATTN_SCORE_OPTION_MAP are
- * not in this table. */
+/* One row per option: id, name of the option in requests, condition under which a problem has the option's feature bit.
+ * The options in ATTN_SCORE_OPTION_MAP are not in this table. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -534,7 +541,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
     X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
-/* Bit numbers of attn_features(): 0 to 39 are tensors (by attn_tensor_id), the others are options. */
+/* Bit numbers in the result of attn_features(): bits 0 to 39 are tensors (by attn_tensor_id), the others are
+ * options. */
 enum attn_option_bit {
     ATTN_OPTION_FIRST = 39,
 #define X(id, wire, meaning) ATTN_OPTION_##id,
@@ -548,11 +556,12 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-/* features that say how keys are stored: in pages, and in which dtype */
+/* the features that say how keys are stored: in pages, and in a dtype that is not q's */
 #define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
 #define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
-/* ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
+/* The rows of ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as an array; entry n describes bit ATTN_OPTION_FIRST + 1 +
+ * n. */
 typedef struct attn_option_info {
     const char *wire; /* name of the option in requests; "" where requests have no option with this meaning */
     const char *meaning;
@@ -576,28 +585,28 @@ double attn_scores(const attn_problem *p);
 /* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Returns whether none of the outputs that a checked problem requests has any elements. attn_run() skips such a
+/* Returns whether a checked problem is empty: all outputs that it requests have 0 elements. attn_run() skips such a
  * problem, so the problem needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 typedef struct attn_verification {
-    /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
-     * is finite */
+    /* the largest |got - want|, where `got` is a value of out and `want` the value recomputed in double; infinite where
+     * exactly one of the two is finite */
     double max_abs;
-    double largest;  /* the largest finite |want| (want: a recomputed value of out) */
-    double relative; /* max_abs / largest */
+    double largest;  /* the largest finite |want|, where `want` is a value of out recomputed in double */
+    double relative; /* max_abs divided by largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
- * been computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B
- * x Sq x H x Dv) all rows take some 0.2 s. */
+ * been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv) bytes of memory and 16 MiB more.
+ * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
- * where all rows are compared), or prepares K and V of the next head; it returns whether that was the last step.
- * attn_verifier_close() may be called after any step, and reports what was found so far. `p` is borrowed until
- * attn_verifier_close(). */
+ * where all rows are compared), or prepares K and V of the next head; it returns whether there is no further step.
+ * attn_verifier_close() may be called after any step, and then reports on the rows compared so far. The verifier
+ * borrows `p` until attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -605,17 +614,17 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
 
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
+    attn_status status; /* ATTN_NO_MEMORY: memory ran out before the end, so the counts are incomplete */
 } attn_counts;
 typedef struct attn_counter attn_counter;
 /* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
  * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
  * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
  * smaller. All counts are exact below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The
- * problem is borrowed until attn_counter_close().
+ * counter borrows the problem until attn_counter_close().
  *
- * attn_counter_step() counts for up to about a millisecond, and says whether that was the last step. attn_count_work()
- * returns the number of keys, tiles or elements of masks that are looked at; each takes about a nanosecond.
+ * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
+ * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
  * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
@@ -624,25 +633,26 @@ double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 /* Checks that the lse which the caller gave for a backward or an observe belongs to its scores. At most ATTN_LSE_ROWS
- * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where
- * the probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
- * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the
- * keys, with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
- * memory. */
+ * rows are summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. Returns
+ * INVALID if the probabilities of a row sum to more than 1. Returns INVALID too if one conversion (base 2, another
+ * scale, a mask left out) makes the sum of every row 1; the message then names the conversion. Sums below 1 are valid:
+ * k may be a part of the keys, with the lse of all keys. The problem must be checked and have such an lse, with all of
+ * its tensors in host memory. */
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks rows; it reads lse and
- * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides whether lse is
- * valid. */
+/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks the rows to check; it
+ * reads lse and lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides
+ * whether lse is valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* sequence, query head, index of the query in the sequence */
-    double lse;      /* lse of the row, as the client sent it */
+    int64_t b, h, i; /* the query row's place: sequence b, query head h, query i of the sequence */
+    double lse;      /* lse of the row, as the client sent it (not computed) */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* number of rows that attn_lse_choose() picked; the rows are in `row` */
+    int count; /* number of rows that attn_lse_choose() picked; the member `row` lists them */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* For each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by P, of
-     * sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them (verify_lse.h). */
+    /* The results for each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by
+     * P, of sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them
+     * (verify_lse.h). */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -663,21 +673,20 @@ typedef struct attn_device_info {
     const char *backend;   /* name of the backend: "cpu", "reference", "cuda", ... */
     int index;             /* number of the device in its backend: 0 for "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
-    char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; no problem is computed faster than this
-     * bound and fastest_flops allow */
+    char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    double fastest_flops;  /* no kernel of this device computes more operations (attn_flops) per second than this */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem takes at least the time that
+     * this bound and fastest_flops give */
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
-    /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
+    /* text for people: the figures from which peak_flops and peak_bytes were computed; "" if nothing is known */
     char peak_from[128];
-    /* number of units that compute: threads of a CPU, multiprocessors of a GPU; the rates of attn_cost_of() are per
-     * unit */
+    /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU */
     int units;
-    /* true: kernels read and write staging memory (host memory) directly, so no copies to a device are needed */
+    /* true: kernels compute directly in staging memory (which is host memory), so nothing is copied to a device */
     bool unified;
-    /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
+    /* true: kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
     bool reads_staging;
     /* number of batches of problems that the device should compute at the same time; on a unified device each batch has
      * a thread of its own */
@@ -685,8 +694,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
- * used only if an option names them. */
+/* Returns the names of the backends in this build, the preferred one first, with NULL at the end. Devices of
+ * "reference" and "paper" are used only if an option names them. */
 const char *const *attn_backends(void);
 /* returns whether the devices of this backend are something other than the host's processor; false for an unknown
  * name */
@@ -694,10 +703,10 @@ bool attn_is_gpu(const char *backend);
 /* returns the number of devices; 0 where there is no driver, no such device or no such backend */
 int attn_device_count(const char *backend);
 
-/* the caller owns *device until attn_device_close(); `options` may be NULL */
+/* opens a device, which the caller owns until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
-void attn_device_close(attn_device *device); /* `device` may be NULL */
+void attn_device_close(attn_device *device); /* closes a device; does nothing if `device` is NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
 /* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
@@ -722,9 +731,9 @@ void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
  * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated while it is pinned, a copy
- * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the
- * driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory once, before you
- * unmap it and before attn_device_close(). */
+ * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin
+ * memory, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory
+ * once, before you unmap it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
@@ -735,39 +744,40 @@ void attn_host_unpin(attn_device *device, void *memory);
 typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
-    uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
+    uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read from staging memory (reads_staging). It reads each number of its inputs about once, so
-     * a copy to device memory would gain nothing */
+    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging). It
+     * reads each number of its inputs about once, so a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 
-/* The kernels that a device has. attn_device_open() makes this list, and the list never changes. Any thread may read it
- * until the device is closed, so code that plans problems needs no device. */
+/* The kernels that a device has, at most ATTN_MOST_KERNELS. attn_device_open() makes this list, and the list never
+ * changes. Any thread may read it until the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
     /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    /* what plans need to know of the device, in the backend's own format; the backend owns this memory */
+    /* what attn_plan_make() needs to know of the device, in the backend's own format; the backend owns this memory */
     const void *facts;
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
- * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem
- * nor its addresses may change while the plan is used; the numbers in its tensors may. attn_plan_move() adapts a plan
- * to other addresses. */
+ * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: while the plan is
+ * used, the problem and its addresses must not change, but the numbers in its tensors may. attn_plan_move() adapts a
+ * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
+    const attn_capabilities *can; /* the kernels that the plan may choose from: the capabilities of the device; they
+                                   * belong to the device */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
-     * problems of a run */
+     * problems of one attn_run() */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; such a
@@ -781,8 +791,8 @@ typedef struct attn_plan {
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
- * kernel of `made`. It chooses a kernel again only if the capabilities are not those of `made`, or if the unaligned
- * tensors are not those of `made`. */
+ * kernel of `made`, except in two cases, where it chooses a kernel again: the capabilities differ from those of `made`,
+ * or other tensors are unaligned. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -791,9 +801,9 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 /* An estimated time, by the rates of one machine of each kind. The real time is usually between a third and three times
  * the estimate.
  *   flops    attn_flops()
- *   bytes    bytes of the tensors, and of the keys and values in pages; at least these are read or written
+ *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
- *   worst    seconds, if the scores of every row exceed the range of float32
+ *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
  *   because  name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
@@ -805,13 +815,14 @@ typedef struct attn_cost {
  * some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
- * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
- * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
- * at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
+/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and numbers in tensors. The function
+ * reads a few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range
+ * of float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and
+ * v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Computes how many bytes of scratch memory (device memory) attn_run() needs for the `count` plans together. */
+/* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
+ * call. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -829,7 +840,7 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Rows of equal length at equal distances in memory, such as some heads of a tensor of all heads. Sizes are in bytes; a
+/* Rows of equal length at equal distances in memory, for example some of the heads of a tensor. Sizes are in bytes; a
  * pitch is the distance between the beginnings of two rows. */
 typedef struct attn_rows {
     void *to;
@@ -838,33 +849,33 @@ typedef struct attn_rows {
     size_t count;
 } attn_rows;
 
-/* Queues a copy of rows. The rules of attn_copy() apply. */
+/* Queues a copy of rows. All that attn_copy() requires holds here too. */
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
- * (attn_device_info), either side may be staging memory. */
+ * (attn_device_info.reads_staging), source and destination may also be staging memory. */
 typedef struct attn_move {
     void *to;
     const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
-    size_t bytes;     /* bytes and addresses must be multiples of 4 */
+    size_t bytes;     /* number of bytes to copy or clear; it and both addresses must be multiples of 4 */
 } attn_move;
 
-/* Queues `count` moves, which the device makes in any order. No move may read what another one writes. The caller may
- * free the list when this returns. */
+/* Queues `count` moves, which the device makes in any order. No move may read memory that another move writes. The
+ * caller may free `moves` when this function returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device. The
  * work on `source` that writes the memory at `from` must be done when this is called, and the memory must stay until
  * the stream is done. Where the two devices cannot reach each other's memory, the driver copies through the host.
- * CANCELLED: `source` is lost, so nobody can read its memory; the stream's own device works. UNSUPPORTED: the backend
- * never has a second device. */
+ * Errors: CANCELLED if `source` is lost, so that its memory cannot be read (the stream's own device still works);
+ * UNSUPPORTED if the backend never has a second device. */
 attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
  * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
- * the bit: not on count, order, threads or load. `workspace` may be NULL; the call then allocates one. After an error
- * none of the outputs may be used. */
+ * the bit, and not on the other problems, their order, the threads or the load. `workspace` may be NULL; the call then
+ * allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: numbers of several parts are added up in a fixed order ------------------------------------------------ */
@@ -876,12 +887,12 @@ enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
 typedef struct attn_sum {
     void *to;
     attn_dtype dtype; /* dtype of `to`: float32, float16 or bfloat16 */
-    int count;        /* number of parts, 1 to ATTN_SUM_PARTS */
+    int count;        /* number of parts that are added up, 1 to ATTN_SUM_PARTS */
     int64_t elements;
     const float *parts[ATTN_SUM_PARTS];
 } attn_sum;
 
-/* Queues the sum on the stream. *sum may be freed when this returns. */
+/* Queues the sum on the stream. The caller may free *sum when this function returns. */
 attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error *err);
 
 /* ---- Merging: results over parts of the keys become one result ----------------------------------------------------
@@ -909,8 +920,8 @@ typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* A problem of attn_merge(). Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not
- * wanted.
+/* What one attn_merge() computes. Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or
+ * not wanted.
  *
  * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
  * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q]. The outs
@@ -921,7 +932,7 @@ typedef struct attn_result {
 typedef struct attn_merge_problem {
     int count; /* number of parts of the merge, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
-    const attn_result *parts; /* an array of `count` parts */
+    const attn_result *parts; /* an array of `count` results (out and lse), one for each part of the keys */
     attn_tensor sinks;        /* [H] */
     attn_result whole;        /* written */
     /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
@@ -932,31 +943,32 @@ typedef struct attn_merge_problem {
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
 
-/* Checks that shapes, strides and dtypes of a merge agree. It reads no memory of tensors, so they need not have memory
- * yet. INVALID where they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or "/dout" for a tensor
- * that does not belong to a part. */
+/* Checks that shapes, strides and dtypes of a merge agree. The function reads no memory of tensors, so they need not
+ * have memory yet. Returns INVALID if they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or
+ * "/dout" for a tensor that does not belong to a part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
-/* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
- * this returns; the memory of the tensors may be freed when the stream is done. Errors: those of attn_merge_check(),
- * INVALID where memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+/* Queues the merge on the stream, as attn_run() queues its problems. All pointers are device memory. *m and its lists
+ * may be freed when this returns; the memory of the tensors may be freed when the stream is done. Errors: those of
+ * attn_merge_check(), INVALID if a tensor has no memory, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
 /* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
- * and k. The tensors of the problem have device addresses. `found` is device memory of the size of look->found, which
+ * and k. The tensors of the problem are in device memory. `found` is device memory with the size of look->found, which
  * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
-/* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each call
- * queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued. All
- * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else until
- * the work is done. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
+/* Does what attn_run() does, but in pieces, because work that is queued on a GPU's stream cannot be cancelled. *step is
+ * 0 at the first call. Each call queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS
+ * when all work is queued. All calls have the same plans and the same workspace, which must not be NULL and must not be
+ * used for anything else until the work is done. A caller that waits for the stream between calls can give up the rest
+ * of a long computation within 0.1 s.
  *
  * Rows whose scores exceed the range of float32 take up to a thousand times as long as other rows. In a problem of a
  * few milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has
@@ -969,7 +981,8 @@ bool attn_stream_left_rows(attn_stream *stream);
 
 /* Sets the cancel flag of this stream (NULL: none). While *cancel is not 0, attn_run() gives up: on the CPU between two
  * tiles, on a GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may
- * set *cancel at any time with attn_cancel(). The flag must exist until the stream gets another flag. */
+ * set *cancel at any time with attn_cancel(). The memory at `cancel` must stay valid until the stream gets another
+ * flag. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
 /* Sets the owner of this stream's work, a pointer that is compared and never followed. On a device that computes with
@@ -977,34 +990,34 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * each owner has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
 /* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
- * is not unified it returns 0, and attn_stream_elapsed_us() returns the device's time. Call it from the stream's
- * thread. */
+ * is not unified it returns 0: use attn_stream_elapsed_us() there. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Plan and run one problem as a forward, a backward or an observe, whatever the problem's op is. */
+/* Each plans and runs one problem as the operation in its name, whatever the problem's op is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
 enum { ATTN_MARKS = 4 };
-/* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
+/* Records a mark in slot 0 to ATTN_MARKS - 1 of the stream. The mark is the moment when all earlier work on the stream
+ * is done. */
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN where the
- * backend cannot measure this. */
+/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN if the backend
+ * cannot measure this time. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
-/* does not wait: *done becomes false where the stream still has work */
+/* does not wait; *done becomes false while the stream still has work, and true when it has none */
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
- * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached
- * it. After an error the device may never reach it: a caller that has polled long enough calls attn_stream_done().
- * UNSUPPORTED where the backend has no notes. */
+ * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached it. After
+ * an error the device may never reach the note, so a caller that has polled long enough should call attn_stream_done().
+ * Returns UNSUPPORTED if the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
@@ -1016,16 +1029,17 @@ bool attn_stream_noted(const attn_stream *stream);
  *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
  *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward
  *
- * Each is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. Packed, it is row h * total_q + line,
- * where line is its place in q. Key rows are numbered in the same way by Hk and Sk, or by Hk and total_k. Rows that do
- * not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a backward has out and lse, its
- * gradients are those that belong to them, as in attn_backward(). Gradients of bias, sinks and slopes are left out. */
+ * Each result is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. In a packed problem it is row
+ * h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the same way by Hk and Sk, or by
+ * Hk and total_k. Rows that do not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a
+ * backward has out and lse, its gradients are those that belong to them, as in attn_backward(). Gradients of bias,
+ * sinks and slopes are left out. */
 typedef struct attn_truth {
     double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* bytes of device memory that are needed, without those of the results */
+    size_t workspace_bytes; /* bytes of device memory that the computation needs in addition to its results */
     double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
@@ -1038,28 +1052,28 @@ bool attn_has_truth(const attn_capabilities *can);
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err);
 
-/* Queues some 25 ms of the work that computes the truth (float64 results) and sets *step, as attn_run_some() does: 0 at
- * the first call, ATTN_NO_MORE_STEPS when all is queued. Pointers in the problem are device memory. Problem, results
- * and workspace are the same at every call, and belong to the stream until it is done; the structs may be freed when
- * this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a row sees more
- * than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a key. Call it from
- * the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the
- * device. */
+/* Queues some 25 ms of the work that computes the truth (float64 results). *step is 0 at the first call; each call sets
+ * it for the next, or to ATTN_NO_MORE_STEPS when all work is queued. Pointers in the problem are device memory.
+ * Problem, results and workspace are the same at every call, and belong to the stream until it is done; the structs may
+ * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a
+ * row sees more than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a
+ * key. Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace),
+ * those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
-/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, which is infinite
- * where exactly one of them is finite, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows of
- * padding do not count. */
+/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, and the largest
+ * finite |truth|. The difference is infinite where exactly one of the two numbers is finite, and 0 where both are NaN
+ * or the same infinity. Rows of padding do not count. */
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;
-enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results that are compared: the members of attn_truth, in their order */
+enum { ATTN_TRUTH_RESULTS = 5 }; /* the number of results that are compared: out, lse, dq, dk and dv */
 
 /* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
  * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or
- * `truth` lacks. Pointers are device memory. The comparison takes as long as reading the results. Call it from the
- * stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
+ * `truth` lacks. All pointers in the arguments are device memory. The comparison takes as long as reading the results.
+ * Call it from the stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
 attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances, attn_error *err);
 

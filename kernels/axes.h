@@ -20,11 +20,11 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
     return &attn_tensors[attn_axes_owner(id)].axes;
 }
 
-/* Writes the letters of the tensor's axes as the client gives the axes, in this problem's layout and packing. Returns
- * the rank. */
+/* Writes the letters of the tensor's axes in the order in which the client sends the axes (it depends on layout and
+ * packing). Returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* Returns whether a tensor with axes of this kind may be given without its first axis. */
+/* Returns whether a tensor whose axes are of this kind may be given without its first axis. */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
@@ -40,16 +40,16 @@ static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 /* Writes axes as text at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the end of the text. */
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind);
 
-/* Returns the size that an axis letter stands for. */
+/* Returns the size of a problem for which an axis letter stands, such as Sq for 'q'. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
 /* Returns the size that an axis letter stands for. In contrast to attn_axis_size(), the function also knows the axes of
  * the outputs of an observe (statistics of probabilities). */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
-/* The dtypes that a rule of ATTN_DTYPE_RULE_MAP allows. */
+/* A set of dtypes, which a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* always: dtypes that are always allowed; as_q: dtypes that are allowed only where q has the same dtype */
+    /* `always`: dtypes that are always allowed; `as_q`: dtypes that are allowed only where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

@@ -19,7 +19,7 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
-    attn_capabilities can; /* open() fills in every member of `can` except `backend` */
+    attn_capabilities can; /* a backend's open() fills in every member of `can` except `backend` */
 };
 
 struct attn_stream {
@@ -32,8 +32,8 @@ struct attn_stream {
     int64_t spent_ns;
 };
 
-/* Returns whether the caller has cancelled the work. run() calls this between pieces of work of a few milliseconds, and
- * stops on true. `cancel` may be NULL. */
+/* Returns whether the caller has cancelled the work. A backend's run() calls this between pieces of work of a few
+ * milliseconds, and stops if the result is true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -44,10 +44,11 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* A backend's functions. Each does what attention.h says of the function with the same name. */
+/* The functions of a backend. What each must do is said in attention.h, at the function attn_... with the same name. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* true: its devices are not the host's processor, and the server's option --devices numbers them */
+    bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers
+                  * them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -57,8 +58,8 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
-     * If it can, the function fills in the rest of the plan. NULL: every kernel computes all problems that its
-     * attn_kernel allows, and plans need no geometry. */
+     * If the kernel can, the function fills in the plan's other members and returns true. If `plan` is NULL, every
+     * kernel computes all problems that its attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -67,24 +68,24 @@ struct attn_backend {
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
     /* Copies rows of equal length. dispatch.c does not call it for 0 rows, nor for rows without gaps between them.
-     * NULL: dispatch.c calls copy() for each row. */
+     * copy_rows is NULL: dispatch.c calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
-    /* NULL: the backend never has a second device. Not called for 0 bytes. */
+    /* Copies from the memory of another device. Not called for 0 bytes. NULL: the backend never has a second device. */
     attn_status (*copy_peer)(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                              attn_error *err);
-    /* not called for a sum without elements */
+    /* adds up the parts of a sum; not called for a sum without elements */
     attn_status (*sum)(attn_stream *stream, const attn_sum *sum, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* dispatch.c does not call this for a merge without rows */
+    /* merges results over parts of the keys; not called for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL: the backend cannot measure the time between marks of two streams */
+    /* Returns the microseconds between marks of two streams. NULL: the backend cannot measure this time */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
-    /* NULL: the backend has no notes; attn_stream_note() then returns UNSUPPORTED */
+    /* Queues a note (attn_stream_note()). NULL: the backend has no notes, and attn_stream_note() returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
     /* import and release_import are NULL where processes cannot share memory of the backend's devices */
@@ -93,17 +94,18 @@ struct attn_backend {
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Does what attn_lse_start() does. NULL: the host computes the sums instead. */
+    /* Sums exp(score) over the keys of some rows on the device, to check a client's lse. NULL: the host computes the
+     * sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* Queues a piece of work, as attn_run_some() does. It is not called for empty problems. NULL: run() returns only
-     * when all is computed, so there is nothing to queue. */
+    /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() computes
+     * everything before it returns, so the backend has no work to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    /* returns whether run_some() left out rows that are slow to compute; NULL: it never leaves out rows */
+    /* returns whether run_some() left out rows that are slow to compute; NULL: run_some() never leaves out rows */
     bool (*left_rows)(attn_stream *stream);
-    /* The functions of attn_truth (float64 results). All are NULL if the backend computes no truth. truth() always gets
-     * a workspace, and is never called on a cancelled stream. */
+    /* The functions that compute attn_truth (float64 results). All are NULL if the backend computes no truth. truth()
+     * always gets a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                               attn_error *err);
     attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
@@ -112,11 +114,11 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. The kernel may still
- * refuse the problem: see attn_backend.plan. */
+/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. Even then the kernel
+ * may refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel
+/* Makes a plan as attn_plan_make() does, but for the given `features`. Tests use it to add a feature that no kernel
  * supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
@@ -134,9 +136,9 @@ void attn_fill_padding(const attn_problem *p);
 void attn_sum_all(const attn_sum *sum);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */
-/* kernels/cpu/reference.c: textbook loops in double, which define correct results */
+/* kernels/cpu/reference.c: textbook loops in double, whose results define what is correct */
 extern const attn_backend attn_backend_reference;
-/* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for readers */
+/* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for people who read the code */
 extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */

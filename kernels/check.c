@@ -29,7 +29,7 @@
 
 #define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* `ll` is the type that printf's %lld takes */
+typedef long long ll; /* `ll` is short for the type that printf's %lld takes */
 
 /* Returns the name that messages use for the axis with this letter (attn_axes). */
 static const char *letter_name(char letter)
@@ -68,7 +68,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* bytes of an index as text: for each axis the digits and sign of an int64_t, a comma and a space */
+/* bytes of an index as text: each axis takes up to 20 bytes for an int64_t with its sign, and 2 for a comma and a
+ * space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 /* Writes an index or a shape as text: "[0, 3, 17]". */
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
@@ -80,8 +81,8 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
     return text;
 }
 
-/* Returns whether this operation uses the tensor. A forward ignores tensors that only a backward uses, so that a client
- * can send one problem to both. */
+/* Returns whether the problem's operation (forward, backward or observe) uses the tensor. A forward ignores tensors
+ * that only a backward uses, so that a client can send one problem to both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
@@ -101,7 +102,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` lacks the first letter of `all` where the tensor lacks its first axis */
+        /* `letters` may lack the first letter of `all`, because some tensors may be given without their first axis */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -170,7 +171,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is a gradient, and has the axes of its input `owner`, which has been checked before */
+        /* this tensor is a gradient of `owner`, which has been checked before, so it must have the shape of `owner` */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -278,7 +279,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    /* number of inputs among q, k and v: an observe (statistics of probabilities) has no v */
+    /* number of inputs among q, k and v: 2 in an observe (statistics of probabilities), which has no v */
     const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3;
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
@@ -430,8 +431,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    /* A result tensor need not have memory when a problem is checked. attn_run() tests that it has memory before the
-     * run. */
+    /* An output need not have memory yet, because attn_run() tests later whether it has memory. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -450,7 +450,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    /* the limits of ATTN_SCORE_OPTION_MAP refuse NaN too, because a comparison with NaN is false */
+    /* refuses NaN too, because every comparison with NaN is false */
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->window_left < -1)
@@ -484,8 +484,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members of the problem's `observe`. The lengths of the sequence that it names must have been checked
- * before. */
+/* Checks the members of the problem's `observe`. The caller must already have checked the lengths of the sequences. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -559,7 +558,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* not used, because a bias has no limit: even -inf is valid */
+    (void)limit; /* the parameter is not used, because a bias has no limit: even -inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -583,7 +582,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    /* number of elements that an inner loop tests; the loop has a fixed length, so that the compiler vectorises it */
+    /* number of elements that an inner loop tests; the fixed number lets the compiler vectorise the loop */
     enum { AT_ONCE = 64 };
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
@@ -596,8 +595,8 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Calls `test` for every row of a tensor (the elements along its last axis). Where a row fails, the error says which
- * value is wrong, and then `rule`: what the value must be. */
+/* Calls `test` for every row of a tensor (the elements along its last axis). If a row fails, the error message says
+ * which value is wrong, and then what it must be, which is the text `rule`. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -613,13 +612,13 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            /* "nan" is written without printf(), which might add the sign of a NaN */
+            /* writes "nan" without printf(), because printf() may write "-nan" */
             if (isnan(value)) snprintf(is, sizeof is, "nan");
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        /* moves to the next row as an odometer does: the index of the last axis but one counts fastest */
+        /* moves `index` to the next row as an odometer does: the last axis but one counts fastest */
         int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
@@ -715,7 +714,7 @@ static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* Checks the entries of page_table that kernels read: for row b, the pages that hold its first seqlens_k[b] keys. */
+/* Checks those entries of page_table that kernels read: in row b, the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -723,8 +722,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of the table are one row in memory, of which the first `seen` entries have been
-         * checked already */
+        /* with stride 0 all rows of the table are one row in memory; skip it if the `seen` entries checked so far are
+         * enough */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -796,7 +795,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the top of this file (q, k and v; which tensors stand together; other tensors). */
+/* Does steps 1 to 3 of the list at the beginning of this file (q, k and v; which tensors stand together; other
+ * tensors). */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -813,9 +813,9 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. Real problems nearly always have
- * fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With a single query the shape says nothing
- * about the layout. */
+/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. This is a sign of the right layout,
+ * because real problems nearly always have fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With
+ * a single query the shape says nothing about the layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
@@ -830,7 +830,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* a q or k without rows gets no hint: read in the other layout (bshd or bhsd), it would have 0 heads, and would be
+    /* no hint if q or k has an axis of size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would be
      * valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
@@ -873,8 +873,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    /* sizes of out and lse must fit in int64_t even where the client does not want them, because kernels compute
-     * both */
+    /* out and lse must fit in int64_t even where the client does not want them, because kernels compute both */
     {
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };

@@ -24,8 +24,8 @@
 
 /* ---- Rates: the measured times of kernels ------------------------------------------------------------------------ */
 
-/* Families of kernels. An option costs the same in all kernels of a family. NARROW are the Hopper kernels for few rows,
- * HOPPER the other Hopper kernels. */
+/* Families of kernels. An option costs the same in all kernels of a family. NARROW are the Hopper kernels for problems
+ * with few query rows, HOPPER the other Hopper kernels. */
 enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 
 /* the largest score that CPU kernels compute in float32: SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base
@@ -122,15 +122,15 @@ static const struct rate rates[] = {
     { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,    .1,  115, .95,    0,   0,    0,  LSE_MOST },
 };
 
-/* Rates of the CPU for a forward with few query rows (FEW_ROWS), which reads K and V without packing. One row for each
- * family. */
+/* Rates of the CPU for a forward with few query rows (FEW_ROWS), which reads K and V without packing. The table has one
+ * row for each family of CPU kernels. */
 static const struct rate few_rows[] = {
     [CPU]      = { "",  ATTN_OP_FORWARD,  ANY,             CPU,      200, .12,  .5,  .035,      8, .13, .8, CPU_MOST },
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options that the generic kernels apply in a variant of their own, score by score. Each of these options has a cost of
- * its own in the table below. */
+/* Options that the generic kernels compute score by score, in a separate variant of the kernel. Each of these options
+ * has a cost of its own in the table below. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -144,7 +144,7 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* Which parts of the device do the extra work of an option (struct extra).
+/* By which parts of the device an option's extra work (struct extra) is done.
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the blocks of TILES; a block waits for memory half of the time if it is alone on its multiprocessor
  *   ROWS   a warp for each row */
@@ -152,12 +152,13 @@ enum by { TILES, WAITS, ROWS };
 
 /* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
  * row of this table, the row's time is added once. For the gradients of options, GENERIC has two kinds of rows: ROWS
- * for float32 and wide heads, TILES for other problems (gradients_by_rows()). Only one of the two kinds is added. */
+ * for float32 and wide heads, TILES for other problems (gradients_by_rows()). Only one of the two kinds is added to an
+ * estimate. */
 static const struct extra {
     enum family family;
     attn_op op;
     uint64_t features;
-    const char *name; /* name of the feature as attn_cost.because reports it */
+    const char *name; /* name that attn_cost.because reports if this feature costs most */
     double pair, product;
     enum by by;
 } extras[] = {
@@ -218,7 +219,7 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes in addition to its computing; on a GPU, for a few launches. */
+/* Seconds that a call takes in addition to its computing. On a GPU this is the time to launch a few kernels. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
@@ -236,8 +237,9 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* Returns the operation whose measured rates estimate `op`. An observe (statistics of probabilities) has the rates of a
- * forward, because both compute scores; scores_made() says how many times an observe computes them. */
+/* Returns the operation by whose measured rates the time of `op` is estimated. An observe (statistics of
+ * probabilities) has the rates of a forward, because both compute scores; scores_made() says how many times an
+ * observe computes them. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -262,16 +264,16 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- The expected time of a problem, as a sum of parts ----------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64, /* number of rows of a head that one thread of a CPU computes at a time */
-    /* number of keys that a thread of a CPU, or a block of the decode kernel, computes at a time where query rows are
-     * few */
+    UNIT_ROWS = 64, /* number of rows of a head that a CPU thread computes together */
+    /* if query rows are few: number of keys that a thread of a CPU, or a block of the decode kernel, computes at a
+     * time */
     UNIT_KEYS = 2048,
     /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* number of rows that a block of the generic forward with options computes */
     /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
     WARPS = 32,
-    COLUMNS = 64, /* number of columns of which a tile's width is a multiple */
+    COLUMNS = 64, /* a tile's width is a multiple of this number of columns */
     /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
      * computes this many columns of a result, and scores from all columns of q and k */
     WIDE_COLUMNS = 256,
@@ -279,7 +281,7 @@ enum {
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
 };
 
-/* The amounts of work in a problem, by which the rates are multiplied. */
+/* How much work of each kind a problem is. The rates are multiplied by these numbers. */
 struct work {
     /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
     double heads, columns, numbers, triples;
@@ -335,7 +337,8 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
                                  : !hopper_wide ? 1
                                  : back         ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
                                                 : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
-    /* blocks of the backward of sm90_wide read scores from memory instead of computing them again */
+    /* a block of the backward of sm90_wide reads scores from memory; in other kernels each block of columns computes
+     * the scores again */
     const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
@@ -367,8 +370,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     return w;
 }
 
-/* A sum of costs in nanoseconds. `because` names the largest part so far, products of q, k and v excepted, and `most`
- * is the nanoseconds of that part. */
+/* A sum of costs in nanoseconds. `because` names the largest cost so far, not counting products of q, k and v, and
+ * `most` is that cost in nanoseconds. */
 struct sum {
     double ns, most;
     const char *because;
@@ -414,7 +417,7 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
 }
 
 /* Returns how many times an observe computes the score of a (query, key) pair, on average. It computes all scores once
- * for the outputs by row. Each output that shows or sums probabilities needs a part of the scores once more. */
+ * for the outputs by row. For each output that shows or sums probabilities, it computes a part of the scores again. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -427,12 +430,13 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per (query, key) pair that the output top_keys adds. On a CPU a thread looks at the scores one after the
- * other. The generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
+/* Nanoseconds per (query, key) pair that the output top_keys adds. On a CPU this is the time in which a thread compares
+ * one score. The generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200,
+ * 2026-11-27. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
-/* Adds the cost of the forward that a backward runs first where out and lse are not given. */
+/* Where a backward is given no out and lse, it runs a forward first: adds the cost of that forward. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {
@@ -443,8 +447,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan, d);
 }
 
-/* Returns the bytes of all tensors that are given or written. Of keys and values in pages, only `numbers` elements
- * count, because kernels do not read all pages. Values that share the keys' memory count once. */
+/* Returns the bytes of all tensors that are given or written. If keys and values are in pages, only `numbers` of their
+ * elements count, because kernels do not read all pages. If values share the keys' memory, that memory counts once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -489,7 +493,8 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Returns the floating point operations of one (query, key, head) triple, as attn_flops() counts them. */
+/* Returns the floating point operations of one (query, key, head) triple, counted in the same way as in
+ * attn_flops(). */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);
@@ -522,11 +527,12 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
-/* Rates of a merge, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU), for each number of the
- * parts' out. `sum` adds the number to the merged out, `back` computes the gradient of the number, and `sink` computes
- * dsinks, on at most one unit per head. The CPU's rates were measured with one thread, in processor time, for 2 to 32
- * parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was
- * not measured on a GPU: its rates are those of a decode, which also reads each number once. */
+/* Rates of a merge (joining results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
+ * multiprocessor of a GPU), for each number of the parts' out. `sum` adds the number to the merged out, `back` computes
+ * the gradient of the number, and `sink` computes dsinks, on at most one unit per head. The CPU's rates were measured
+ * with one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back
+ * 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which also
+ * reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };
@@ -543,7 +549,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part; the merged result has as many bytes */
+    /* bytes of out and lse of one part; `out` and `lse` of the merged result take as many bytes */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

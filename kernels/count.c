@@ -34,10 +34,10 @@ struct attn_counter {
     /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
      * head that stands for all batch rows and heads with equal masks) */
     int64_t planes_b, heads;
-    double each; /* number of (batch row, head) pairs for which each plane stands */
+    double each; /* number of (batch row, head) pairs for which one plane stands, because their masks are equal */
 
-    /* The plane (batch row and head) that is being counted, and the place in it where the next step goes on: a band of
-     * rows, a block of keys, or a row. */
+    /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a band
+     * of rows, of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* For FlashMask (BY_KEYS): how many more elements each band of rows sees than the band before it (add_rows()). For
@@ -116,7 +116,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* Adds a tile to the counts. It has `pairs` (query, key) pairs, of which `seen` are visible. */
+/* Adds a tile to the counts. The tile has `pairs` (query, key) pairs, and the masks let `seen` of them through. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -153,7 +153,7 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Adds a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
+/* Counts a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
  * of differences `counts`; for the bands at the two ends of the interval, the number of rows that see the key is added
  * to `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
@@ -170,13 +170,13 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of tile[1] keys, key by key. */
+/* Counts the tiles of one block of tile[1] keys: visits the keys one by one. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    /* number of query heads that share the FlashMask bounds of this plane (batch row and head) */
+    /* number of query heads for which this plane stands, because they share its FlashMask bounds */
     const int64_t group = c->g.dims.H / c->heads;
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;
@@ -186,8 +186,8 @@ static attn_status count_block(struct attn_counter *c)
                                       attn_at(bounds, b, head * group / c->g.mask_group, j);
         const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
         const attn_range rows = attn_rows_of(&c->g, &c->s, j);
-        /* The two intervals of rows from which FlashMask hides the key, in ascending order and without overlap. All
-         * other rows see the key. */
+        /* The two intervals of query rows from which FlashMask hides the key, in ascending order and without overlap.
+         * All other rows see the key. */
         attn_range one = { attn_clamp64(m.lts, rows.lo, rows.hi), attn_clamp64(m.lte, rows.lo, rows.hi) };
         attn_range two = { attn_clamp64(m.uts, rows.lo, rows.hi), attn_clamp64(m.ute, rows.lo, rows.hi) };
         if (one.lo >= one.hi) one.lo = one.hi = rows.lo;

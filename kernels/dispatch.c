@@ -32,7 +32,7 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* the names of `backends`, written out so that the array is constant before any thread starts */
+    /* the names of `backends`, written out once more so that the array is constant before any thread starts */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -94,8 +94,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device)
     return &device->can;
 }
 
-/* Writes an error if no kernel of the operation takes head sizes as large as those of the problem; returns ATTN_OK if
- * some kernel does. */
+/* Returns ATTN_OK if some kernel of the problem's operation takes head sizes as large as those of the problem, and
+ * otherwise an error. */
 static attn_status head_size_fits(const attn_capabilities *can, const attn_problem *problem, const char *op,
                                   attn_error *err)
 {
@@ -114,8 +114,8 @@ static attn_status head_size_fits(const attn_capabilities *can, const attn_probl
 }
 
 /* Writes the error that no kernel computes the problem. The error names a head size that is too large for every kernel
- * of the operation, or else the first tensor or option that no kernel of the operation takes. Where each tensor and
- * option is taken by some kernel, but all together by none, the error names none. */
+ * of the operation, or else the first tensor or option that no kernel of the operation takes. The error names nothing
+ * if every tensor and option has a kernel that takes it, but no kernel takes all of them together. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -195,8 +195,9 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Functions that call the same function of the device's backend ----------------------------------------------- */
 
-/* Finds the next group of adjacent problems that are not empty. The search starts at *first, which becomes the index of
- * the group's first problem. Returns the number of problems in the group; 0 at the end. */
+/* Finds the next group of adjacent problems that are not empty (a problem is empty if its outputs have no elements).
+ * The search starts at *first, which becomes the index of the group's first problem. Returns the number of problems in
+ * the group; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -270,7 +271,8 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        /* the groups of problems use one workspace, one after the other, so the largest need counts */
+        /* the groups of problems run one after the other in one workspace, so its size is the largest need of a
+         * group */
         if (part > *bytes) *bytes = part;
     }
     return ATTN_OK;
@@ -331,8 +333,7 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
     return sum->elements > 0 ? stream->device->backend->sum(stream, sum, err) : ATTN_OK;
 }
 
-/* Checks that the outputs have memory. attn_check() accepts an output without memory; before the run it must have
- * memory. */
+/* Checks that the outputs have memory. attn_check() accepts an output without memory, but a run has to write it. */
 static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)
 {
     for (int n = 0; n < count; n++)

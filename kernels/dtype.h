@@ -41,8 +41,9 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
     return attn_f32_from_bits((uint32_t)bits << 16);
 }
 
-/* Converts a number of a small format to float, without its sign: `magnitude` is its bits, with `mantissa` stored bits
- * of fraction and an exponent bias of `bias`. Subnormals are multiples of 2^(1 - bias - mantissa). */
+/* Converts the bits `magnitude` of a number of a small format, without the sign bit, to float. The format has
+ * `mantissa` stored bits of fraction and an exponent bias of `bias`. Subnormals are multiples of 2^(1 - bias -
+ * mantissa). */
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
@@ -54,7 +55,8 @@ ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 ATTN_HD float attn_f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    /* infinities and NaN keep their fraction bits */
+    /* infinities and NaN: the exponent becomes that of float, and the fraction bits stay, because they distinguish the
+     * two */
     if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 10, 15)));
 }
@@ -83,7 +85,7 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     shift = 52 - mantissa;
-    /* x is subnormal in the target format, which then keeps fewer bits */
+    /* x is subnormal in the target format, which keeps fewer bits of such a number, so more bits are cut */
     if (exponent < 1 - bias) shift += 1 - bias - exponent;
     if (shift > 54) return 0;
     kept = significand >> shift;

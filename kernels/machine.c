@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* read at most this many lines of /proc/cpuinfo; the text about the first core has 28 lines */
+/* read at most this many lines of /proc/cpuinfo, because the text about the first core has only 28 lines */
 enum { CPUINFO_LINES = 64 };
 
 /* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */
@@ -111,7 +111,7 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its cgroup namespace, so only the root of the namespace can be read */
+    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable: start there */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
@@ -161,7 +161,7 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
-    /* sched_getaffinity() fails where the machine has more processors than a cpu_set_t holds */
+    /* sched_getaffinity() failed, as it does where the machine has more processors than a cpu_set_t holds */
     else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (machine->cores < 1) machine->cores = 1;
 

@@ -17,12 +17,13 @@
  * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* For one row of a merge: the weight of each part, and the dot product dout . out of each part. */
+/* For one row of a merge: each part's share of the row, and its dot product dout . out; `mean` is the mean of the
+ * products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
 
-/* Converts `columns` numbers of a row to float. */
+/* Converts `columns` numbers of a row to float and writes them to `to`. */
 static void load(float to[COLUMNS], attn_dtype dtype, const void *from, int64_t at, int64_t columns)
 {
     if (columns < COLUMNS) memset(to, 0, COLUMNS * sizeof *to);
@@ -72,7 +73,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
 }
 
 /* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. There is one dot
- * product for each part. Where gradients of parts are wanted, it also writes these columns of the parts' dout. */
+ * product for each part. If gradients of the parts are wanted, the function also writes these columns of the gradients
+ * dout_p. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -91,7 +93,8 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* Computes dout . out of each part for one row, and the mean of these products weighted by the parts' shares. */
+/* Computes dout . out of each part for one row, and the mean of these products weighted by each part's share of the row
+ * (attn_merge_share()). */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -127,7 +130,8 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* find_dots() must not write the parts' gradients, because attn_merge_rows() writes them */
+    m.gradients = false; /* false, because only dsinks is computed here: find_dots() then writes no gradients of
+                          * parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -149,18 +153,18 @@ void attn_merge_all(const attn_merge_plan *m)
 struct expected {
     const attn_tensor *tensor;
     int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    const char *of;   /* the member of the request that the part is in: "parts", or "gradients" of the parts */
+    const char *of;   /* the list in the request that has the part: "parts", or "gradients" for the parts' gradients */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* number of axes; the next member has their sizes */
+    int rank;         /* number of axes of the tensor; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages */
-    bool has_memory;                 /* the tensor must have memory, unless it has no elements */
+    const char *axes[ATTN_MAX_RANK]; /* for each axis, the name of its size in messages ("Sq") */
+    bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
 
-/* Writes the name of a tensor: "parts.3.lse", or as a JSON pointer "/parts/3/lse". */
+/* Writes the name of a tensor for messages: "parts.3.lse", or as a JSON pointer "/parts/3/lse". */
 static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES])
 {
     const char *const dot = pointer ? "/" : ".";
@@ -168,7 +172,8 @@ static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES
     else snprintf(name, NAME_BYTES, "%s%s%s%d%s%s", pointer ? dot : "", e->of, dot, e->part, dot, e->name);
 }
 
-/* Writes an error that points to the member `rest` of the tensor. The message is the tensor's name, then `rule`. */
+/* Writes an error whose JSON pointer leads to the member `rest` of the tensor (such as "/shape/1"). The message is the
+ * tensor's name, then `rule`. */
 static attn_status refuse(const struct expected *e, const char *rest, const char *rule, attn_error *err)
 {
     char member[64], pointer[NAME_BYTES], name[NAME_BYTES];
@@ -182,7 +187,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* the names of four axes take 32 bytes, so `axes` is large enough */
+    /* `axes` is large enough, because the names of four axes take 32 bytes */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
@@ -215,8 +220,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the tensors of all parts have equal strides, because the plan of a merge has one set of strides for
- * them. */
+/* Checks that the tensors of all parts have equal strides, because attn_merge_plan stores only one set of strides for
+ * all parts. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
@@ -228,7 +233,7 @@ struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* true: all tensors of the merge must have memory */
+    bool has_memory; /* true: each tensor of the merge must have memory, because the merge is about to run */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)
@@ -335,11 +340,11 @@ static attn_view out_view(const attn_tensor *t, attn_layout layout)
 static attn_view lse_view(const attn_tensor *t)
 {
     if (t->rank == 0) return (attn_view){ 0 };
-    const int axis = t->rank - 2; /* index of the axis of heads */
+    const int axis = t->rank - 2; /* index of the axis of heads: lse is [B, H, Sq] or [H, total_q] */
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* Makes the plan of a merge that has passed the checks. */
+/* Makes the attn_merge_plan of a merge that has passed the checks. */
 static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;

@@ -22,13 +22,14 @@ ATTN_HD float attn_merge_top(float top, float next)
     return next > top || next != next ? next : top;
 }
 
-/* Returns exp(lse - top): the weight of a part relative to the heaviest part. An empty part has weight 0. */
+/* Returns exp(lse - top), the weight of a part relative to the heaviest part, whose lse is `top`. An empty part has
+ * weight 0. */
 ATTN_HD float attn_merge_weight(float lse, float top)
 {
     return lse == -INFINITY ? 0 : expf(lse - top);
 }
 
-/* Computes sum += weight * part for each of `columns` numbers. */
+/* Computes sum[c] += weight * part[c] for each column c of `columns`. */
 ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t columns)
 {
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
@@ -44,9 +45,9 @@ typedef struct attn_merge_plan {
     /* gradients of each part's out and lse; all are NULL where `gradients` is false */
     void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;     /* true: the gradients of the parts are wanted */
-    const float *sinks; /* NULL: there are no sinks */
-    float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
+    bool gradients;     /* true: the gradients of the parts are wanted as outputs */
+    const float *sinks; /* sinks of the heads (sinks[h]); NULL: there are no sinks */
+    float *dsinks;      /* gradient of the sinks, an output; NULL: it is not wanted */
     /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */
     attn_view out_of_part, lse_of_part;
     /* strides of the gradients of a part's out and lse; `data` of these views is NULL, because each part has its own
@@ -61,9 +62,9 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
     return m->B * m->Sq * m->H;
 }
 
-/* One row of a merge. Row number n is head n % H of query n / H. */
+/* One row of a merge. Row number n is query n / H of head n % H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: index of the row in the array lse of each part */
+    int64_t b, h, i, lse_at; /* batch row, head and query; lse_at: index of the row in the array lse of each part */
     float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
@@ -114,7 +115,7 @@ void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 /* Computes dsinks[h], the gradient of the sink of head h, on the host. */
 void attn_merge_sink(const attn_merge_plan *m, int64_t h);
 
-/* Computes all results that the plan wants, on the host in the calling thread. */
+/* Computes all results that the plan of a merge asks for, on the host in the calling thread. */
 void attn_merge_all(const attn_merge_plan *m);
 
 #ifdef __cplusplus

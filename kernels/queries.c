@@ -1,10 +1,10 @@
-/* queries.c: some queries of a problem as a problem of their own. See queries.h. */
+/* queries.c: makes a problem from some of the queries of another problem. See queries.h. */
 #include "kernels/queries.h"
 
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* For a problem whose window is bounded on the right: returns r such that query i sees keys up to i + r. */
+/* For a problem whose window is bounded on the right: returns the r for which query i sees keys up to i + r. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -64,7 +64,7 @@ bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id)
     return p->tensor[id].rank > 0 && attn_writes(p, id) && query_axis(p, id) < 0;
 }
 
-/* Returns the number of pairs of the first `queries` queries of a head and the keys that they see. */
+/* Returns the number of (query, key) pairs that the masks let through for the first `queries` queries of a head. */
 static int64_t pairs_of(const attn_problem *p, const attn_dims *d, int64_t queries)
 {
     return is_bounded(p) ? attn_clamped_sum(reach_of(p, d) + 1, queries, d->Sk) : queries * d->Sk;
@@ -79,8 +79,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the last unit (of ATTN_QUERY_UNIT queries) with which range n may end: each later range needs at least one
-         * unit */
+        /* the largest number of units (of ATTN_QUERY_UNIT queries) before the end of range n: each later range needs at
+         * least one unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

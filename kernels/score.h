@@ -1,4 +1,4 @@
-/* score.h: how the options of ATTN_SCORE_OPTION_MAP change a score. It is the one definition, for C and CUDA.
+/* score.h: how the options of ATTN_SCORE_OPTION_MAP change a score. It is the only definition, for C and CUDA.
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
@@ -18,7 +18,7 @@
 #include "tiles.h"
 
 #ifdef __cplusplus
-/* a file that computes scores in double defines ATTN_SCORES_IN_DOUBLE before it includes this header */
+/* a file that computes scores in double defines ATTN_SCORES_IN_DOUBLE before it includes score.h */
 #ifdef ATTN_SCORES_IN_DOUBLE
 typedef double attn_option_value;
 #else
@@ -68,7 +68,7 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    /* softcap does not use these arguments, but options that depend on the pair's position need them */
+    /* options that depend on the pair's position will need these arguments; softcap does not use them */
     (void)q, (void)i, (void)j;
     *derivative = 1;
     if (o->softcap > 0) {

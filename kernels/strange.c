@@ -1,4 +1,4 @@
-/* strange.c: implements strange.h. */
+/* strange.c: estimates how much of a problem lies in strange rows (numbers beyond float32's range). See strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -9,8 +9,8 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled. A sample of 64 rows may miss costly (slow) rows if they are 1/64 of all
-     * rows; the problem then takes up to three times as long as estimated */
+    /* largest number of rows in the sample by which the function estimates. 64 rows may miss costly (slow) rows if they
+     * are 1/64 of all rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
@@ -21,13 +21,14 @@ enum {
     /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
      * a random one */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, where only their bias and slopes are read */
-    /* smallest number of queries in a tile of any kernel. Kernels bound the scores of all rows of a tile by the tile's
-     * largest number */
+    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
+                         * elements */
+    /* smallest number of queries in a tile of any kernel; a row's scores are bounded by the largest number of its tile,
+     * as kernels do */
     TILE = 64,
 };
 
-/* A problem, and bounds on the size of the numbers in its tensors. */
+/* The problem that is sampled, and bounds on the size of the numbers in its tensors. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
@@ -53,7 +54,7 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest absolute values of tensors, and bounds on products ---------------------------------------------- */
 
-/* Returns the largest number of a dtype. */
+/* Returns the largest finite number that the dtype has. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
@@ -98,7 +99,7 @@ static uint32_t most_bits(const char *from, attn_dtype dtype, int64_t n)
     }
 }
 
-/* Returns the largest |x| of a tensor of rank 3 or 4; infinity where a number is not finite. */
+/* Returns the largest |x| of a tensor of rank 3 or 4; infinity if some number of the tensor is not finite. */
 static double most_of(const attn_tensor *t)
 {
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
@@ -139,7 +140,7 @@ static double product_most(const struct look *look, double q, double k)
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    /* a partial sum of q . k may be infinite, even if the scaled score is within range */
+    /* a partial sum of q . k may be infinite in float32, even if the scaled score is within range */
     if (!(dot < FLT_MAX)) return INFINITY;
     return scale * dot;
 }
@@ -149,8 +150,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k, first by their dtypes, then by their largest numbers. It fills in the members of
- * *look that depend on these bounds. */
+/* Bounds the products of q and k: first by the largest number of their dtypes, then, if that is not enough, by their
+ * largest elements. It fills in the members of *look that depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -176,7 +177,8 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* Returns whether keep_mask and FlashMask let the row see key j. The caller has tested causal, window and lengths. */
+/* Returns whether keep_mask and FlashMask let the row see key j. The caller must already have tested causal, window and
+ * lengths. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -207,8 +209,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* Returns the row's score of key j, which the row sees; NaN where product() is NaN. Where look->bounded is true, only
- * bias and slopes count. */
+/* Returns the row's score of key j, which the row sees; NaN if product() returns NaN. If look->bounded is true, the
+ * result is made of bias and slopes only. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -220,7 +222,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns the size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
+/* Returns the size of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's key/value
+ * head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -231,7 +234,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* Returns the step from one key that is read to the next: 1 (every key is read) if the row has few keys. */
+/* Returns the step from one key that is read to the next. It is 1 (every key is read) if the row has few keys. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -265,8 +268,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. Keys whose score is
- * `largest` share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of
+/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. All of the row's weight
+ * is on the keys whose score is `largest`. The limit is halved, because neighbouring rows may differ by a factor of
  * two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
@@ -291,8 +294,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, it reads only some of
- * them. */
+/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, the function reads only
+ * some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -304,7 +307,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key, so the key is skipped */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -312,8 +315,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* The scores of the row are so large that q . k may be too small to change them. All scores are then the bias.
-     * Kernels recognise such a row by its equal biases, and compute it fast. */
+    /* Where the row's biases are so large that q . k cannot change them, every score equals its bias. Kernels recognise
+     * such a row by its equal biases, and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -370,7 +373,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    /* divides all rows into `count` groups of equal size and reads one row of each */
+    /* `count` rows are read: one row of each of `count` groups of equal size */
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
@@ -392,7 +395,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* v is not given in an observe (statistics of probabilities), which needs only q and k */
+    /* an observe (statistics of probabilities) has no v, so no sum of values can overflow there */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
@@ -400,7 +403,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        /* if the sums of P V may be infinite, every row counts as costly (slow to compute) */
+        /* the sums of P V may be infinite in float32, so every row counts as costly (slow to compute) */
         return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;

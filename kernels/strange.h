@@ -8,7 +8,8 @@
 /* Shares of a problem's (query, key, head) triples that lie in strange rows (rows whose numbers exceed the range of
  * float32).
  *   cheap    rows that kernels compute nearly as fast as rows within range: all scores of the row are the same bias (a
- *            mask that has the most negative number in place of -inf), or are so large that they need no repair
+ *            mask that has the most negative number in place of -inf), or the scores are so large that kernels do not
+ *            compute the row again
  *   costly   all other strange rows */
 typedef struct attn_strange {
     double cheap, costly;

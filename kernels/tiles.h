@@ -26,7 +26,7 @@
  * factor of e. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* Where a row sees only one key, lse must be the key's score. The two count as equal if they differ by no more than
+/* If a row sees only one key, its lse must be the key's score. The two count as equal if they differ by no more than
  * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, and by half
  * a unit of the last place each where lse is stored and where the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
@@ -40,7 +40,8 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Returns the number that dropout uses for query head h of batch row b (philox.h). H: the problem's query heads. */
+/* Returns the number that dropout uses for query head h of batch row b (philox.h). H is the problem's number of query
+ * heads. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
@@ -69,8 +70,8 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* Returns the offset in elements of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only
- * this function and attn_keys_in_a_row() handle pages. */
+/* Returns the offset, in elements, of a key's row in k or v, with or without pages (attn_at() is for the other
+ * tensors). `line` is k_start + j. Only attn_key_at() and attn_keys_in_a_row() know of pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -79,25 +80,25 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. With pages these
- * are the rows up to the end of the page. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, follow each other at the row stride. If keys are in
+ * pages, these are the rows up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
 }
 
-/* Returns whether the keys of all sequences lie in one packed tensor. Where keys are in pages, only queries can be
- * packed. */
+/* Returns whether the keys of all sequences lie in one packed tensor. (If keys are in pages, only queries can be
+ * packed.) */
 ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 {
     return d->packed && d->page_size == 0;
 }
 
-/* The bound of a window side that hides nothing: no key is this far from a query. */
+/* The value of a window side without limit: larger than the distance of any key from any query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and no memory of
- * tensors. See kernels/attention.c. */
+/* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and none of the
+ * tensors' memory. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -140,7 +141,7 @@ ATTN_HD bool attn_has_padding(const attn_geometry *g)
 /* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */
 
 typedef struct attn_range {
-    int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
+    int64_t lo, hi; /* a range of indices x with lo <= x < hi; the range is empty where lo == hi */
 } attn_range;
 
 /* Returns i' - i, where i' is the position of query i among the keys. The last query has the position of the last key.
@@ -221,7 +222,8 @@ ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: FlashMask -------------------------------------------------------------------------------- */
 
-/* The queries that FlashMask hides from a key: [lts, lte) and [uts, ute). An interval is empty where start >= end. */
+/* FlashMask hides a key from the queries in two intervals, [lts, lte) and [uts, ute). An interval is empty where start
+ * >= end. */
 typedef struct attn_mask {
     int32_t lts, lte, uts, ute;
 } attn_mask;
@@ -273,8 +275,8 @@ typedef enum attn_tile_kind {
 } attn_tile_kind;
 
 /* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not: a tile that needs both intervals of its keys to be hidden wholly is also called PARTIAL. Such a tile
- * is computed correctly, but more slowly than if it were skipped. */
+ * PARTIAL is not certain: if only both intervals of the keys together hide the whole tile, the result is PARTIAL too.
+ * Such a tile is computed correctly, but more slowly than if it were skipped. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

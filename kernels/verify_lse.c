@@ -36,9 +36,9 @@
 enum {
     /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
     FIRST_ROWS = 4,
-    /* in a large problem one row of every ROWS_SHARE is checked first, but at most ATTN_LSE_ROWS rows */
+    /* in a large problem one row of every ROWS_SHARE rows is checked first, but at most ATTN_LSE_ROWS rows */
     ROWS_SHARE = 128,
-    /* if the lse of at least this many rows fits a conversion (such as base 2), the conversion counts as found */
+    /* a conversion (such as base 2) counts as found if the lse of at least this many rows fit it */
     ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this number of multiply-adds */
 };
@@ -98,7 +98,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* if the problem has only one mask, an earlier variant in the table already leaves this mask out */
+            /* if the problem has only one mask, the variant without all masks, which is earlier in the table, already
+             * leaves it out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -167,7 +168,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a query behind the sequence's end is replaced by a query of the sequence */
+        row.i %= s.Sq; /* the query is behind the sequence's end: take another query of the sequence instead */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -175,7 +176,8 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list of rows, because those that are checked first must come from all parts of the problem. */
+    /* Shuffles the list of rows, because the rows at its beginning are checked first and must come from all parts of
+     * the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -297,8 +299,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can be judged. A row cannot be judged if it has NaN, or if its lse is so large that it does
- * not determine the row's sum. */
+/* Returns whether it can be decided if the lse of this row is right. That is impossible if the row has NaN, or if its
+ * lse is so large that it does not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
@@ -314,8 +316,8 @@ static double unit_of(const attn_problem *p)
 
 /* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward:
  * in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
- * `loose` is a bound: each number of q and k is off by half a unit at most, and the sum over d of |q_d k_d| is at most
- * sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
+ * `loose` is a bound: each number of q and k is off by half a unit of its last place at most, and the sum over d of
+ * |q_d k_d| is at most sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -351,7 +353,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if no variant does. *at
  * becomes the index of a row that fits this variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
@@ -379,7 +381,7 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* Writes the index of the row's lse in the client's tensor. */
+/* Writes as text the index that the row's lse has in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);

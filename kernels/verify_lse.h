@@ -3,7 +3,7 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before score.h */
+/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before it includes score.h */
 #define ATTN_SCORES_IN_DOUBLE
 
 #include <float.h>
@@ -15,7 +15,7 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES: the options causal and window, which hide keys by the positions of query and key */
+    LSE_PLACES = 1, /* LSE_PLACES stands for causal and window, which hide keys by the positions of query and key */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -25,15 +25,16 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the options as given, with some of them left out, or with another scale. */
+/* One variant of the scores: scores with the options as given, with some of them left out, or with another scale. */
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: sums are made for this variant: it is list[0], or it differs from list[0] */
+    bool applies;     /* true: the rows are summed by this variant, because it is list[0] or its scores differ from
+                       * those of list[0] */
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
+    lse_variant list[ATTN_LSE_VARIANTS]; /* the variants; list[0] has the options as the client gave them */
 } lse_variants;
 
 /* Two sums over the keys of a row, relative to the row's largest score `top`. `sum` is the sum of exp(z - top). For
@@ -53,7 +54,7 @@ ATTN_HD lse_sum lse_sum_init(void)
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* the condition is also true where either `top` is NaN */
+    if (!(s->top >= other.top)) { /* the condition is also true where either sum's `top` is NaN */
         const lse_sum lower = *s;
         *s = other;
         other = lower;
@@ -145,11 +146,11 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Returns the variants of a checked problem's scores (the ways in which lse may have been computed). It reads no
+/* Returns the variants of a checked problem's scores: the ways in which the client may have computed lse. It reads no
  * tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums the rows in `look` by all variants of the scores, in host memory, as attn_lse_start() does on a device. The fake
- * device uses it. */
+/* Sums the rows in `look` by all variants of the scores and writes the sums to `found`, all in host memory. The fake
+ * device calls it in place of a GPU's kernel. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -1,18 +1,19 @@
 /* base64.c: decodes and encodes base64 streams, and chooses the SIMD variant.
  *
- * The text of a tensor arrives in pieces that split groups of four characters anywhere. Three steps handle a piece:
+ * The text of a tensor arrives in pieces that split groups of four characters anywhere. A piece is decoded in three
+ * steps:
  *
  *     ...XX | XXQUJD REVG R0hJ SktM ... TU5P UA== | ...
  *           ^^ step(), until a group begins
  *              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ the variant's decode(): a loop over whole groups
  *                                           ^^^^ step() again: the rest, the padding, the first foreign character
  *
- * Invariants:
- * 1. step() alone decides what is legal. A variant only takes groups of four alphabet characters, and may take fewer
+ * Invariants: 1. step() alone decides which text is legal. A variant only takes groups of four alphabet characters, and
+ * may take fewer
  *    than there are.
- * 2. A character that step() refuses is not consumed and changes nothing.
- * 3. The offset of a refusal is the length of the longest beginning that the text shares with any legal text.
- * 4. Between two characters of a group, `held` of them are in `bits`. After padding `ended` stays set. `held` is
+ * 2. A character that step() refuses is not consumed and changes nothing. 3. The offset of a refusal is the length of
+ * the longest beginning that the text shares with any legal text. 4. While a group is not complete, its first `held`
+ * characters are in `bits`. After padding `ended` stays set. `held` is
  *    then 3 if one more '=' must follow, and 0 if the text is complete. */
 #include "base64.h"
 #include "base64_simd.h"
@@ -37,8 +38,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The functions below tell whether the processor has an instruction set and the system saves its registers. The
- * compiler's run-time library asks cpuid for the instructions, and xgetbv for the registers. */
+/* The functions below tell whether the processor has an instruction set and the operating system saves its registers.
+ * The compiler's run-time library asks cpuid for the instructions, and xgetbv for the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -74,7 +75,7 @@ static const struct variant *best(void)
 }
 
 /* The SIMD variant in use; NULL until the first use. If two threads choose it at the same time, both choose the same
- * variant, so the race is harmless. */
+ * variant, so no lock is needed. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -116,11 +117,12 @@ bool base64_use(const char *name)
  * decoded to 192 MiB of memory at 15.9 GB/s of text; ordinary stores reached 9.5 GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character of the text. False: the character cannot stand here, and *d and *out are unchanged. If the
- * character completes a group, *out moves behind the group's three bytes. */
+/* Takes one character of the text. Returns false if the character cannot stand at this place of the text; *d and *out
+ * are then unchanged. If the character completes a group of four, the group's three bytes are written and *out moves
+ * behind them. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
-    if (d->ended) { /* after padding, only the second '=' of two may follow */
+    if (d->ended) { /* only the second '=' of two may follow the first; no other character may follow padding */
         if (d->held != 3 || c != '=') return false;
         *(*out)++ = (uint8_t)(d->bits >> 4);
         d->held = 0;
@@ -171,7 +173,7 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    /* `held` characters (0 to 3) of a group are in `bits` between two pieces of the text */
+    /* a group of four characters may be split between pieces, so 0 to 3 of its characters are in `bits` */
     assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count);
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);

@@ -23,10 +23,10 @@
  * character, the state stays as it was before that character, so the caller may go on with another character. */
 typedef struct base64_decoder {
     uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
-    /* number of characters (0 to 3) of the unfinished group that were read; the first of two '=' counts too */
+    /* number of characters (0 to 3) of the unfinished group of four that were read; the first of two '=' counts too */
     int held;
-    bool ended;      /* true: padding was seen, so the text must end */
-    uint64_t offset; /* number of characters consumed */
+    bool ended;      /* true: padding (a '=') was read, so the text must end */
+    uint64_t offset; /* number of characters of the stream that were decoded */
 } base64_decoder;
 
 /* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors, so
@@ -36,26 +36,26 @@ typedef struct base64_decoder {
 /* Decodes up to the first character that cannot stand in its place: a character outside the alphabet, a '=' too early,
  * a character whose leftover bits are not zero, or anything behind the padding. Returns the number of characters taken,
  * which is `count` if all are good. decoder->offset grows by that number; after an early stop it is the position of the
- * bad character in the stream. *written becomes the number of bytes at `out`: a group gives its bytes with its last
- * character. `out` must have room for BASE64_DECODED_MAX(count). A call that stops early writes at most 64 bytes behind
- * the bytes of the characters that it took. */
+ * bad character in the stream. *written becomes the number of bytes at `out`: a group of four characters gives its
+ * bytes with its last character. `out` must have room for BASE64_DECODED_MAX(count). A call that stops early writes at
+ * most 64 bytes behind the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Decodes text that must be base64 to its last character. False: the text has a character that cannot stand in its
- * place, and decoder->offset is the position of that character. base64_decode_until() describes the arguments. */
+/* Decodes text that must be base64 to its last character. Returns false if a character cannot stand in its place;
+ * decoder->offset is then the position of that character. base64_decode_until() describes the arguments. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Call this when the text is complete. False: the text ends inside a group of four characters, and decoder->offset is
- * the length of the text. */
+/* Call this when the text is complete. Returns false if the text ends inside a group of four characters;
+ * decoder->offset is then the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns why the decoder stopped at the character `found`: static text that can follow words such as "at offset 17:
- * ". */
+/* Returns the reason why the decoder stopped at the character `found`. The reason is static text that can follow words
+ * such as "at offset 17: ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. `bytes` are the
- * `count` bytes that the decoder has written. */
+/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. The function
+ * makes the characters again from `bytes`, the `count` bytes that the decoder has written. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* Length in characters of the base64 text of `bytes` bytes. */
@@ -69,8 +69,8 @@ void base64_encode(const uint8_t *bytes, size_t count, char *text);
  * always "scalar". */
 const char *const *base64_variants(void);
 
-/* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. False: this processor cannot
- * run it. */
+/* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. Returns false if this
+ * processor cannot run the variant. */
 bool base64_use(const char *variant);
 
 #endif

@@ -4,11 +4,11 @@
  *
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
- * Each kind of hi has a bit. A table has for each lo the bits of the kinds with which it cannot occur. If these include
- * the bit of the character's hi, the character is foreign. The number that turns a character into its six bits depends
- * on hi alone, except for '/', which uses the free row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb
- * 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is
- * decoded too, but only the groups before that character count.
+ * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
+ * occur. If the entry includes the bit of the character's hi, the character is foreign. The number that turns a
+ * character into its six bits depends on hi alone, except for '/', which uses the free row 1. Two multiply-adds then
+ * join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A
+ * vector with a foreign character is decoded too, but only the groups before that character count.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -23,8 +23,8 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* gives the table twice, because a shuffle looks up each half (16 bytes) of the indices in the same half of the
- * table */
+/* writes the table twice into a vector, because a shuffle looks up each half (16 bytes) of the indices in the same half
+ * of the table */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
@@ -56,8 +56,9 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 where the character is '/'. The upper 4 bits of '/' and of '+' are 2, the entry of '+' in to_sextet. With
-     * `slash` added to `hi`, '/' gets entry 1, which no other character of the alphabet uses. */
+    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. The upper 4 bits of '/' and of '+' are 2,
+     * the entry of '+' in to_sextet. With `slash` added to `hi`, '/' gets entry 1, which no other character of the
+     * alphabet uses. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
@@ -105,7 +106,7 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 24 bytes each, and stores the result as three whole vectors of 32 bytes.
+/* Decodes four vectors of text at a time to 24 bytes each, and stores the 96 bytes as three whole vectors of 32 bytes.
  * Each stored vector has parts of two decoded vectors. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
@@ -130,7 +131,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         _mm256_stream_si256((__m256i *)(out + 32), _mm256_blend_epi32(b, c, 0xF0));
         _mm256_stream_si256((__m256i *)(out + 64), _mm256_blend_epi32(c, d, 0xFC));
     }
-    /* without this fence, another thread that gets the memory might not see the stores that bypass the caches */
+    /* the stores above bypass the caches; without this fence another thread that gets the memory might not see them */
     _mm_sfence();
     return done;
 }
@@ -148,8 +149,8 @@ static inline __m256i letters(__m256i bytes)
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
     /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. Subtracting 51
-     * (saturated at 0) from a sextet gives its row, or 0 for all letters. The comparison with 25 then moves a-z to
-     * row 1. */
+     * (saturated at 0) from a sextet (6-bit value) gives its row, or row 0 for every letter. The comparison with 25
+     * then gives a-z row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

@@ -19,8 +19,8 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The output's memory is prefetched AHEAD bytes ahead, because it may still be in the cache of another core that used
- * it before. */
+/* The loops prefetch the output's memory AHEAD bytes ahead, because the memory may still be in the cache of another
+ * core that used it before. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
@@ -102,7 +102,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 48 bytes each, and stores the result as three whole vectors of 64 bytes.
+/* Decodes four vectors of text at a time to 48 bytes each, and stores the 192 bytes as three whole vectors of 64 bytes.
  * Each stored vector has parts of two decoded vectors. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
@@ -127,7 +127,7 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
         _mm512_stream_si512((void *)(out + 64), _mm512_permutex2var_epi8(s[1], from_32_32, s[2]));
         _mm512_stream_si512((void *)(out + 128), _mm512_permutex2var_epi8(s[2], from_16_48, s[3]));
     }
-    /* without this fence, another thread that gets the memory might not see the stores that bypass the caches */
+    /* the stores above bypass the caches; without this fence another thread that gets the memory might not see them */
     _mm_sfence();
     return done;
 }
@@ -138,7 +138,7 @@ static inline __m512i letters(__m512i bytes)
      * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    /* the lookup ignores the upper two bits of each byte */
+    /* `dealt` needs no masking, because the lookup ignores the upper two bits of each byte */
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }

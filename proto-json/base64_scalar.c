@@ -3,7 +3,7 @@
 
 const char base64_alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* The sextet (6-bit value) of each character; __ for a character outside the alphabet. */
+/* The sextet (6-bit value) of each character. __ stands for a character outside the alphabet. */
 /* clang-format off */
 #define __ BASE64_FOREIGN
 const uint8_t base64_sextet[256] = {

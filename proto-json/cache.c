@@ -51,9 +51,10 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* a place in the tables of suggestions.c, whose hints are for the members of this body; "": there are no hints */
+    /* the place in suggestions.c under which hints about unknown members of this body are listed; "": there are no
+     * hints */
     const char *place;
-    const char *listed; /* the names of the members, as a message lists them */
+    const char *listed; /* the names of all members of the body, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
                                        SUGGESTION_CACHE,
@@ -192,7 +193,7 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* Copies a scale that was given as a single number to every head. */
+/* Copies a scale that was given as a single number to every head. Other scales stay as they are. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;

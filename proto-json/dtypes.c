@@ -41,7 +41,7 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
     char list[ATTN_DTYPE_LIST_BYTES];
     struct text t = text_in(text, PROTO_DTYPE_LIST_BYTES);
     text_put_string(&t, attn_dtype_list(dtypes, list));
-    /* a tensor that takes a converted dtype (int64 becomes int32, bool becomes uint8) takes no other dtype */
+    /* only a tensor with a single dtype, int32 or uint8, may come in the dtype that is converted to it (int64, bool) */
     for (int d = 0; d < CONVERTED; d++)
         if (dtypes == 1u << converted[d].dtype.as) text_printf(&t, " or %s", converted[d].dtype.name);
     return text;

@@ -66,8 +66,8 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* How far the answer's length is measured. To measure an array, its numbers are formatted, and formatted again when
-     * the answer is read. */
+    /* How far the answer's length is measured. To measure an array, the encoder formats all of its numbers; it formats
+     * them again when the answer is read. */
     uint64_t length;          /* total bytes of the answer's first `measured` pieces */
     size_t measured;          /* number of pieces whose length is known */
     int64_t measured_element; /* index of the next element to measure in the array that is being measured */
@@ -97,7 +97,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes one piece of the text that was written since the last piece was made. */
+/* Ends the text that was written since the last piece: makes one piece of it. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -124,7 +124,8 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* the length of an array of numbers is not known here; proto_encoder_measure() finds it */
+        add_piece(e, piece); /* the length of an array of numbers stays 0 here, because only proto_encoder_measure()
+                              * finds it */
 }
 
 /* Writes a short text of this program, such as the name of a device, in quotes. Leaves out characters that need an
@@ -203,7 +204,7 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes the value of one number of PROTO_COUNT_MAP that an observe operation was asked for. */
+/* Writes the value of one number that an observe was asked for: a row of PROTO_COUNT_MAP. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);
@@ -258,7 +259,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0 || item->parts) { /* false for an append, which has no queries */
+    if (item->problem.q.rank > 0 || item->parts) { /* true for every operation except an append, which has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -272,7 +273,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* the conversion to an integer is defined only between these bounds, which no time of a clock reaches */
+        /* a time of a clock never reaches these bounds; beyond them, the conversion to an integer would be undefined */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -361,8 +362,8 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element, writes the closing brackets. For larger indices, returns false and an empty token. An array without elements
- * is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
+ * element, writes the closing brackets. For larger indices, the function returns false and an empty token. An array
+ * without elements is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;
@@ -411,8 +412,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Reads characters [taken, taken + capacity) of a tensor's base64 text. Whole groups of four characters go straight to
- * `to`. If a read ends inside a group, the next read encodes that group again. */
+/* Writes characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. Whole groups of four characters
+ * go straight to `to`. If a read ends inside a group, the next read encodes that group again. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -441,7 +442,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* measures the arrays of numbers that were not measured yet, because a read must know where each array's text
+    /* this call measures arrays of numbers that were not measured before: a read must know where each array's text
      * ends */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {

@@ -10,7 +10,8 @@
  * answer (its members other than tensors). */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
-/* Returns the text of the answer. Text written before a call of encode_tensor() goes before the tensor of that call. */
+/* Returns the text of the answer, to which the caller appends. Text written before a call of encode_tensor() stands
+ * before the tensor of that call. */
 struct text *encode_text(proto_encoder *encoder);
 
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
@@ -20,8 +21,8 @@ typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST 
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 enum {
-    /* largest number of facts (values beside the tensors) of an answer: 8 of any answer, 8 of a check's report, and
-     * PROTO_COUNTS of an observe */
+    /* largest number of facts (members of an answer that are not tensors): 8 that any answer may have, 8 of a check's
+     * report, and PROTO_COUNTS of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
     /* room for the longest value of a fact (a member beside the tensors): the lengths of PROTO_MAX_CACHES caches, as
      * text */

@@ -25,7 +25,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* a client that cancelled its request does not read the answer, so any error will do */
+    /* any error will do, because a client that cancelled its request does not read the answer */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
@@ -43,8 +43,8 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes a member whose value is the text `before` followed by the text `value`. Each text takes at most `room`
- * bytes. */
+/* Writes the member `name` of a JSON object; its value is the text `before` followed by the text `value`. Each text
+ * takes at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");
@@ -80,7 +80,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* the buffer is too small even for the members that are always written */
+    /* the buffer is too small even for the members that are always written, so the document is {} */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

@@ -5,8 +5,8 @@
  *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
  *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
  *
- * A reader turns names, shapes and options into the members of a JSON body. It reports only errors of its own
- * format. */
+ * A reader (the functions that read a body) turns names, shapes and options into the members of a JSON body. The reader
+ * reports only errors of its own format; parse.c reports all others. */
 #ifndef FORMAT_H
 #define FORMAT_H
 
@@ -22,7 +22,7 @@ struct format_body {
     /* the tensor values that the reader has extracted from the body; the reader owns this list */
     const scan_extract *extracts;
     int extract_count;
-    uint8_t *memory; /* the caller's memory, in which the extracted values lie */
+    uint8_t *memory; /* memory of the parser's caller, in which the extracted tensor values lie */
     size_t memory_bytes;
     struct scan_room *room; /* describes how much room `memory` has, and can make it larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
@@ -32,7 +32,8 @@ struct format_body {
     uint64_t binary, shared, binary_parts[2];
     /* for a merge: one more than the index of the last part whose gradient the body names as an output */
     int gradients;
-    /* position in the body of each input tensor, an array of PROTO_TENSORS; NULL: the format has no positions */
+    /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
+     * positions */
     const proto_input *inputs;
 };
 
@@ -60,7 +61,7 @@ struct proto_format {
      * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The members below serve the format's answers. */
+    /* The members below are the functions and facts with which the format's answers are written. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */

@@ -1,6 +1,6 @@
 /* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors and other
  * members (facts). A body with a missing or wrong content type is read as JSON. The reader keeps the first bytes of the
- * body until they show whether the body is a safetensors file, because a safetensors file gets an error with a hint. */
+ * body until they show whether the body is a safetensors file; if so, the client gets an error with a hint. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes that are in `first` */
+    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
     attn_error error;   /* the error of a body whose first bytes are not JSON; every call after the error returns it */
 };
 

@@ -45,7 +45,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes the bytes of this piece that belong to the current section of the body, which is the JSON or one input. */
+/* Takes those bytes of a piece of the body that belong to the current section, which is the JSON or one binary input.
+ * *taken becomes their number. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -74,7 +75,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    /* a placeholder, until begin() sets the model that the request's URL names */
+    /* until begin() sets the model that the request's URL names, any model serves as a placeholder */
     r->model = proto_operations[ATTN_OP_FORWARD].models;
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
@@ -141,7 +142,7 @@ static attn_status cut_off(struct kserve_reader *r)
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
 
-/* Ends the body. A second call changes nothing. */
+/* Ends the body: checks that it is complete. A second call changes nothing. */
 static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);
@@ -287,7 +288,8 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* put_report() sends the report of a check, as an output tensor */
+    without.report = NULL; /* put_report() sends the report of a check as an output tensor, so the report is not among
+                            * the parameters */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {

@@ -23,7 +23,7 @@ enum { ID_BYTES = 512 /* longest request id in bytes; the answer repeats the id 
 
 /* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
-    const char *name; /* name of the tensor, owned by the tree */
+    const char *name; /* name of the tensor, a string in the tree of the request's JSON */
     int extract;
     bool binary;
     bool shared; /* the input is in shared memory, described by an entry of `shared` with this input's index */
@@ -39,13 +39,13 @@ struct kserve_reader {
     int values; /* number of JSON values read so far, including those inside strings of parameters */
     struct tree_memory trees;
     /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. Both are in `memory`.
-     * NULL: the request's JSON is not complete. */
+     * Both are NULL until the request's JSON is complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
     int input_count;
     /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each entry
-     * counts the entry's bytes that have arrived. */
+     * says how many of its bytes have arrived. */
     scan_extract *extracts;
     int64_t *sizes; /* number of bytes that must arrive for each binary input */
     int first_binary, extract_count;
@@ -55,12 +55,12 @@ struct kserve_reader {
      * their copies (has_room). */
     size_t memory_bytes;
 
-    proto_shared *shared; /* the inputs and outputs in shared memory */
+    proto_shared *shared; /* a list of the inputs and outputs that are in shared memory */
     int shared_count;
     /* true: memory is reserved for copies of the inputs in `shared` (unless they stay in a GPU's memory) */
     bool has_room;
 
-    proto_input places[PROTO_TENSORS]; /* positions of the tensors among the inputs, once the body is complete */
+    proto_input places[PROTO_TENSORS]; /* the position of each tensor among the inputs; set when the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
     uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */

@@ -20,7 +20,7 @@ static attn_status no_memory(struct kserve_reader *r)
 }
 
 /* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. They do
- * not use printf(), which took longer than all other work on a request. */
+ * not use printf(), because printf() took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -166,8 +166,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that say where in shared memory a tensor is. *place must be {.bytes = -1} before the
- * tensor's first such parameter. */
+/* Reads one of the parameters that say where in shared memory a tensor is, into *place. Before the tensor's first such
+ * parameter, *place must be {.bytes = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that all parameters of a tensor's place in shared memory are given. `said`: the client gave one of them or
- * more. */
+/* Checks that all parameters of a tensor's place in shared memory are given. `said` says whether the client gave any of
+ * them; if not, there is nothing to check. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -251,7 +251,7 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, con
     attn_status status = ATTN_OK;
     point_to(pointer, "/inputs/", index, "/datatype");
     bool takes = word && proto_dtype_parse(word, dtype);
-    /* a client may send float8 as UINT8, but not as BOOL */
+    /* a client may send float8 with the datatype UINT8, but not with BOOL */
     if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8)))
         (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
     else if (takes && fp8)
@@ -348,7 +348,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        /* bytes of the input in the body: none if the input is in shared memory */
+        /* number of bytes of the input in the body, which has none if the input is in shared memory */
         r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
@@ -359,7 +359,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* An array of float8 comes with the datatype UINT8: each number of the array is one byte of the tensor. */
+        /* A float8 input has the datatype UINT8, so each number of its array is one byte of the tensor. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
@@ -487,8 +487,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`, or into the member that `asks` names in the operation's row of
- * proto_operations[]. Without names the default outputs are sent. Sets *text to true if some outputs are sent as
+/* Turns the names of outputs into the member `outputs`, or into the member that the operation has in place of `outputs`
+ * (proto_operations[].asks). Without names the default outputs are sent. Sets *text to true if some outputs are sent as
  * numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
@@ -548,7 +548,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* the request named only gradients of parts, so the list of other outputs is left out */
+    /* the request named only gradients of parts, so `outputs` would be an empty list and is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
@@ -591,7 +591,7 @@ static const char *sequence_id_of(const cJSON *one)
     return strcmp(id, "0") ? id : "";
 }
 
-/* Reads sequence_id, sequence_start and sequence_end. */
+/* Reads Triton's parameters sequence_id, sequence_start and sequence_end. */
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
     const char *const name = one->string, *const id = sequence_id_of(one);
@@ -636,7 +636,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter whose name Triton reserves. If the name is another one, *known becomes false. */
+/* Reads a parameter whose name Triton reserves. If Triton does not reserve the name, *known becomes false. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -724,7 +724,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
         if (status != ATTN_OK) return status;
     }
-    /* Triton's timeout in microseconds and timeout_ms may both be given: the smaller one applies */
+    /* the smaller of two timeouts applies: Triton's timeout, in microseconds, and timeout_ms */
     if (timeout_us > 0) {
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");

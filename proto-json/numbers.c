@@ -49,8 +49,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating-point formats ---------------------------------------------------------------------------------- */
 
-/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is its
- * bit pattern: sign, exponent and fraction, as in IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is the
+ * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
     /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
@@ -88,7 +88,7 @@ static double bits_double(uint64_t bits)
 
 /* ---- Converting decimal numbers to binary ------------------------------------------------------------------------ */
 
-/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than w. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: the text has more digits than fit in w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the number's first 19 significant digits; all digits if there are at most 19 */
@@ -100,7 +100,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* as many digits as always fit 64 bits: 10^19 < 2^64 */
 
-/* Powers of ten. Powers up to 10^22 are exact; larger ones are the nearest double. */
+/* Powers of ten. Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -111,11 +111,13 @@ static const double tens[] = {
 #define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a number in which all bits below bit number `bit` are set */
 
 enum {
-    HUGE_EXPONENT = 38, /* a number with a larger exponent is beyond every dtype: w * 10^39 >= 10^39 > 2^128 */
-    /* a number with a smaller exponent is 0 in every dtype: w * 10^-67 < 10^-48 < 2^-150, half of the smallest
-     * float32 */
+    HUGE_EXPONENT = 38, /* a number w * 10^exponent with an exponent above this is too large for every dtype: w * 10^39
+                         * >= 10^39 > 2^128 */
+    /* a number w * 10^exponent with an exponent below this is 0 in every dtype: w * 10^-67 < 10^-48 < 2^-150, half of
+     * the smallest float32 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
+    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction after the first 25 significant bits, which are the
+                           * grid (see the top of this file) */
 };
 /* HUGE_NUMBER stands for all numbers with an exponent above HUGE_EXPONENT, TINY_NUMBER for those with an exponent below
  * TINY_EXPONENT */
@@ -159,14 +161,15 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The two numbers must be near each other, because struct big has limited room. */
+/* Returns the sign (-1, 0 or 1) of d - m * 2^q. The two numbers must be near each other, because struct big has limited
+ * room. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
     /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine decimal digits, which are appended to the big number at once */
+    uint32_t chunk = 0; /* up to nine decimal digits, which the loop appends to the big number together */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -187,9 +190,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* Returns what compare_big() returns, but computes in 128 bits where they suffice. Cancels the common powers of two of
- * w * 10^e and m * 2^q. Then compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one
- * side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
+/* Returns the sign of d - m * 2^q, as compare_big() does, but computes in 128 bits where they suffice. Cancels the
+ * common powers of two of w * 10^e and m * 2^q. Then compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q -
+ * e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -230,7 +233,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that stands for the exact value of d: compared with any number of 25 bits, it is smaller, equal or
+/* Returns a double that can replace the exact value of d: compared with any number of 25 bits, it is smaller, equal or
  * larger exactly if the exact value is. */
 static double magnitude(const struct decimal *d)
 {
@@ -257,7 +260,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* how many significant bits fewer a subnormal x has than a normal number */
+    /* number of significant bits that a subnormal x has less than a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -306,8 +309,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of its kind of dtype. It returns NULL, or text that says what is wrong with the
- * number. */
+/* Each put_ function writes one element of an array whose dtype is of the kind in the function's name. It returns NULL,
+ * or text that says what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -317,12 +320,12 @@ static const char *put_integer(numbers_type type, bool negative, uint64_t w, voi
     return NULL;
 }
 
-/* Writes a floating-point element from `x`, a double from magnitude(). */
+/* Writes a floating-point element from `x`, a double that magnitude() has returned. */
 static const char *put_floating(numbers_type type, bool negative, double x, void *out, size_t index)
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    /* if x does not round beyond the largest float32, the processor's conversion gives what narrow() gives */
+    /* the processor's conversion gives what narrow() gives, unless x rounds to more than the largest float32 */
     if (type == NUMBERS_F32 && x < 0x1.ffffffp127) {
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
@@ -363,7 +366,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* after this line v has numbers of two digits, in its bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -394,8 +397,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the number
- * behind 'e' in the text. */
+/* Sets *d to the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the
+ * number behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -421,8 +424,8 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns the text behind it. NULL: the state machine must read the number, because it does
- * not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
+/* Parses a whole number and returns the text behind it. Returns NULL if the state machine must read the number, because
+ * the number does not end before `end`, is malformed, or is too long. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     /* Larger exponents are stored as SATURATED: even with NUMBERS_CHARS digits the number is then too large, or 0. */
@@ -465,14 +468,14 @@ static const char *quick(const char *p, const char *end, struct decimal *d)
     return p;
 }
 
-/* Writes the number as element `element` of the array, to out[index]. */
+/* Writes the number d, which is element `element` of the array, to out[index]. */
 static const char *put_decimal(numbers_reader *r, const struct decimal *d, void *out, size_t index, uint64_t element)
 {
     if (is_integer_type(r->type)) return put_integer(r->type, d->negative, d->longer ? UINT64_MAX : d->w, out, index);
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* no dtype has larger numbers than float32, so a number beyond float32 fits no dtype */
+    /* refuses a number beyond float32's range, because no dtype has larger numbers */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -492,15 +495,16 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    /* the states from MINUS to EXPONENT are inside a number; each is named after the character that was read last */
+    /* in the states from MINUS to EXPONENT the reader is inside a number; each state has the name of the character that
+     * was read last */
     EXPONENT,
     NUMBER_STATES,
-    START = NUMBER_STATES, /* state before the outermost '[' */
-    FIRST,                 /* state behind '[': a value or ']' must follow */
-    NEXT,                  /* state behind ',': a value must follow */
-    AFTER,                 /* state behind a value: ',' or ']' must follow */
-    WORD,                  /* state inside a string */
-    BARE_WORD,             /* state inside a word that has no quotes */
+    START = NUMBER_STATES, /* no '[' was read yet */
+    FIRST,                 /* after '[': a value or ']' must follow */
+    NEXT,                  /* after ',': a value must follow */
+    AFTER,                 /* after a value: ',' or ']' must follow */
+    WORD,                  /* inside a string such as "NaN" */
+    BARE_WORD,             /* inside a word without quotes, such as NaN */
     DONE,
     COMPLETE,
     /* COMPLETE and WRONG are not states, but results. COMPLETE: the number ended before this character. WRONG: the
@@ -574,13 +578,13 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
-/* Checks that a value may stand at the reader's position. `opens`: the value is an array. Returns NULL, or what is
- * wrong. */
+/* Checks that a value may stand at the reader's position. `opens`: the value is an array. Returns NULL if the value may
+ * stand there, and otherwise text that says what is wrong. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may always begin */
+    if (d == 0) return NULL; /* no array is open yet, so an array may begin */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -602,7 +606,9 @@ static const char *close_array(numbers_reader *r)
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements must stand */
+    if (r->leaf_depth == 0)
+        r->leaf_depth = d; /* the first empty array fixes the depth at which all elements must
+                                                * stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -611,7 +617,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written, in the array that contains it. */
+/* Counts an element that was written, in the innermost open array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -664,7 +670,7 @@ static const char *value_expected(const numbers_reader *r, char c)
     return "a number or an array is expected";
 }
 
-/* The state of one call of numbers_read(). */
+/* The variables of one call of numbers_read(). */
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
@@ -768,7 +774,7 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Reads one character inside a word such as "NaN". */
+/* Reads one character of a string such as "NaN". */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -839,7 +845,7 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        /* quick() cannot fail here, because the state machine has checked the text */
+        /* quick() finds no error here, because the state machine has checked the text */
         quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
@@ -950,17 +956,17 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* Returns power * c / 2^64, rounded to odd: if a remainder was cut off, the lowest bit is set. A remainder below 2^-31
- * of a unit counts as none, because it may come from the rounding of `power`. */
+/* Returns power * c / 2^64, rounded to odd: the result is cut to an integer, and its lowest bit is set if a remainder
+ * was cut off. A remainder below 2^-31 of a unit counts as none, because it may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. If several decimals are equally short, it is the
- * nearest one, ties to even. `narrow_below`: c is a power of two, so the next smaller value is only half as far away as
- * the next larger one. */
+/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. If several decimals are equally short, the
+ * function chooses the nearest one, ties to even. `narrow_below`: c is a power of two, so the next smaller value is
+ * only half as far away as the next larger one. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
@@ -1040,7 +1046,8 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s has nine digits */
+    s *= integer_tens[9 - count];                   /* appends zeros to the digits of s, so that s always has nine
+                                                     * digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* Now count is the number of digits without trailing zeros. */

@@ -24,24 +24,24 @@
  * range; 1.0 and 1e3 are refused. -0 is zero in integers, and keeps its sign in a floating dtype. The result does not
  * depend on the locale.
  *
- * With bare_words, set after numbers_begin(), these words may have no quotes, as some programs write them although JSON
- * has no such words. true and false then stand for 1 and 0 in uint8.
+ * If the caller sets bare_words after numbers_begin(), these words may also have no quotes, as some programs write them
+ * although JSON has no such words. true and false then stand for 1 and 0 in uint8.
  *
  * Shape: all arrays at one depth must have the same number of elements. rank is the depth, at most NUMBERS_RANK. A flat
  * list has rank 1; the caller decides whether it may stand for another shape.
  *
- * Writing. A value is written with the fewest digits that read back as the same value of its dtype. Of several such
- * texts it is the one nearest to the value. */
+ * Writing. A value is written with the fewest digits that read back as the same value of its dtype. If several texts
+ * are equally short, the one nearest to the value is written. */
 #ifndef NUMBERS_H
 #define NUMBERS_H
 
 #include "kernels/attention.h"
 
 enum {
-    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
+    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays that is accepted */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
-    /* Bytes of room for the text of one number. The text has at most 16 characters, but up to eight characters are
-     * stored at a time, some of them behind the text's end. */
+    /* Bytes of room for the text of one number. The text has at most 16 characters, but the code stores up to eight
+     * characters at a time, some of them behind the text's end. */
     NUMBERS_TEXT_MAX = 24,
 };
 
@@ -53,14 +53,14 @@ typedef enum numbers_type {
         NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
-size_t numbers_bytes(numbers_type type); /* bytes of one element in memory */
+size_t numbers_bytes(numbers_type type); /* returns how many bytes one element of the type takes in memory */
 
 typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_BAD } numbers_status;
 
 typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
-    uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
+    uint64_t offset;   /* number of characters taken; after NUMBERS_BAD, the position of the error */
     /* static text that says what is wrong, and can follow words such as "at offset 17: "; NULL: no error */
     const char *error;
     bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
@@ -70,7 +70,7 @@ typedef struct numbers_reader {
     /* The members below belong to the reader; the caller leaves them alone. */
     numbers_type type;
     int state;                   /* state of the grammar; numbers.c has the diagram */
-    int depth;                   /* number of brackets that are open */
+    int depth;                   /* number of '[' that are not closed yet */
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
@@ -89,23 +89,24 @@ typedef struct numbers_reader {
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` elements. `count` characters finish at most count / 2 + 1
- * elements. *taken: number of characters used up (`count`, unless the result is FULL, DONE or BAD). *written: number of
- * elements appended. */
+/* Appends elements to `out`, which has room for `room` elements. `count` characters of text contain at most count / 2 +
+ * 1 elements. *taken: number of characters used up (`count`, unless the result is FULL, DONE or BAD). *written: number
+ * of elements appended. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
-/* the state in which a token begins: behind '[', behind ',', behind a value */
+/* where a token (number or word) begins: after '[', after ',' or after a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* Lets another reader continue after NUMBERS_BAD, at the bad token (number or word). Returns the state in which the
- * token began. `token` becomes the *length characters of the token that were taken; the remaining ones are at text +
- * taken. */
+/* Lets other code (not this reader) read on after NUMBERS_BAD, at the bad token (number or word). Returns the state in
+ * which the token began. `token` becomes the *length characters of the token that were taken; the token's other
+ * characters are at text + taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`. Call this when the dtype becomes known after NUMBERS_DONE.
  * `values` and `out` may be the same memory. The result is what a reader of the type would have appended: an untyped
- * reader rounds its float64 values in a way that loses nothing for a narrower type. False: a reader of the type would
- * have refused an element. reader->error then says why, and *element is the first refused element. */
+ * reader rounds its float64 values in a way that loses nothing for a narrower type. Returns false if a reader of the
+ * type would have refused an element; reader->error then says why, and *element is the index of the first such
+ * element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for

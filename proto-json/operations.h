@@ -1,8 +1,9 @@
 /* operations.h: the operations that a body of tensors can request. Each row of proto_operations[] describes one.
  *
- * The row says what an operation takes, returns and does. The parser, the server and the OpenAPI document read the
- * rows; none of them compares a proto_op with a constant. A new operation is a number here, a row in operations.c, and
- * a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
+ * A row says which inputs its operation takes, which outputs it returns, and what it does. The parser, the server and
+ * the OpenAPI document read the rows; none of them compares a proto_op with a constant. A new operation is a number
+ * here, a row in operations.c, and a route; server/README.md has the recipe. The table is constant, and any thread may
+ * read it. */
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
 
@@ -33,7 +34,7 @@ typedef struct proto_model {
  * without causal. */
 enum { PROTO_MODELS = 8 };
 
-/* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
+/* The OpenAPI document's text about a tensor in one operation, where the text in attn_tensors[] does not fit. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
     const char *says; /* text about the tensor; NULL in the last entry of a list */
@@ -60,17 +61,17 @@ typedef struct proto_operation {
      * float64 results with which the client's results are compared */
     bool judges;
 
-    uint64_t takes; /* inputs that a problem may have */
+    uint64_t takes; /* the tensors that a problem may have as inputs */
     /* inputs that a problem must have; with the member `context` (a saved forward), only those inputs of this set whose
      * role is IN_BACK */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
-    uint64_t gives;   /* outputs that the member `outputs` may name */
+    uint64_t gives;   /* the tensors that the member `outputs` may name */
     /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
     uint64_t judged;
     uint64_t usual; /* outputs that a problem gets if it has no member `outputs` */
-    /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
-     * That member may also name numbers of PROTO_COUNT_MAP. */
+    /* Name of the required member with which a request of this operation names its outputs; NULL: the member is
+     * `outputs`, which is not required. The required member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;
     uint64_t beside_caches; /* inputs that a problem may have if the request also has the member `caches` */
 

@@ -3,8 +3,8 @@
  * The format's reader (format.h) has extracted the tensor values from the body and made a tree of the rest, which is
  * small. This file interprets the names in the tree, in the same way for all formats. It uses three tables:
  * attn_tensors[] (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the
- * other members, and proto_operations[] (operations.h) for the members that an operation takes. A member that an
- * operation does not take is refused by name.
+ * members that are options, and proto_operations[] (operations.h) for the set of members that an operation takes. A
+ * member that an operation does not take is refused by name.
  *
  *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only a problem inside the list `requests` gets this error */
+                         /* only an item of the list `requests` gets this error: `requests` must not stand inside it */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -109,7 +109,8 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a problem whose keys and values are in caches, as far as this is possible without reading the caches. */
+/* Checks a problem whose keys and values are in caches of the server, as far as this is possible without reading the
+ * caches. */
 static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -256,7 +257,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* The dtype of the results is checked even if the client wants no output of this dtype. */
+    /* checks the dtype of the results even if the client wants no output with this dtype */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
@@ -264,8 +265,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is an error of the request (status 400). ATTN_NOT_FOUND (status 404) is
-     * for missing contexts and caches. */
+    /* If the client wants the gradient of a tensor that it did not give, the request is wrong (status 400).
+     * ATTN_NOT_FOUND would mean a missing context (saved forward) or cache (status 404), so the status is changed. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -350,8 +351,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor is in `may`, the set of tensors whose values the host does not read, because attn_check()
- * needs only their sizes. */
+/* Returns whether the tensor may be in memory that only a device can read. `may` is the set of these tensors:
+ * attn_check() needs only their sizes, so the host never reads their values. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -425,8 +426,7 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     return ATTN_OK;
 }
 
-/* Makes room for the tensors that the parser itself makes. The room follows the body's tensors in the caller's
- * memory. */
+/* Makes room in the caller's memory, behind the body's tensors, for the tensors that the parser itself makes. */
 static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");

@@ -24,13 +24,14 @@ struct parse_room {
     size_t left;
 };
 
-/* What all functions that read one body share. */
+/* The data that the functions need that read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* true: `sequence_id` of KServe replaces `caches` */
+    bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
+                    * `caches` */
     /* for a merge in a KServe body: one more than the index of the last part whose gradient the body names as an
      * output */
     int gradients;
@@ -51,12 +52,13 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
 /* Checks that the size that a body gives for a tensor's bytes fits the tensor's shape and dtype. The reader of a format
- * calls this before the tensor's bytes arrive. `what` is the format's name of the size. An impossible shape passes
- * here, because parse_tensor() refuses it later. */
+ * calls this before the tensor's bytes arrive. `what` is the name that the format has for the size. The check does not
+ * refuse an impossible shape, because parse_tensor() refuses it later. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value that should be a number, true or false, or an array; "": there is no hint. */
+/* Returns a hint for a value of the wrong type, where a number, true or false, or an array should stand; "": there is
+ * no hint. */
 const char *parse_value_suggestion(const cJSON *value);
 
 /* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
@@ -69,7 +71,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
 
 /* ---- Functions that parse_parts.c defines ----------------------------------------------------------------------- */
 
-/* Reads the member `parts`, a list of a merge's parts, into the item. */
+/* Reads the member `parts`, the list of a merge's parts, into item->parts. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
@@ -87,7 +89,8 @@ void parse_parts_name(int number, attn_error *err);
 
 /* ---- Functions that parse_options.c defines --------------------------------------------------------------------- */
 
-/* Reads the value of the option `o` into the option's place in the item. */
+/* Reads the value of the option `o` and stores it where the option has its place in the item (one problem of the
+ * body). */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                          attn_error *err);
 

@@ -140,7 +140,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Reading the values of options ------------------------------------------------------------------------------- */
 
-/* Makes the error "NAME: is VALUE, must be RULE", with a hint. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint what to write instead. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -175,7 +175,7 @@ static attn_status wrong_integer(const char *name, const char *step, const cJSON
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    /* other programs write 0 or -1 for an option that is not wanted */
+    /* hint for 0 and -1, with which other programs say that an option is not wanted */
     if (!step && text && text_is_among("0 -1", text))
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,

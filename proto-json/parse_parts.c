@@ -107,7 +107,8 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* The pointer in parse_tensor()'s error begins with the tensor's name, as if the tensor were the problem's own. */
+    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part. So this
+     * name is replaced. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -244,7 +245,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    /* printf() would also write the sign of a NaN */
+    /* writes "nan" without printf(), because printf() may write "-nan" */
     if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
@@ -263,7 +264,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        /* the call cannot fail, because the shape was checked before */
+        /* this cannot fail, because the tensor's shape was checked before */
         (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))

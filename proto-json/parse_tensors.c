@@ -46,7 +46,7 @@ const char *parse_integer_suggestion(const cJSON *value)
 /* ---- Shapes, dtypes and sizes of tensors ------------------------------------------------------------------------- */
 
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
-/* Writes a shape such as "[2, 3]". */
+/* Writes a shape as text, such as "[2, 3]". */
 static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
     struct text t = text_in(text, SHAPE_BYTES);
@@ -93,11 +93,11 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 }
 
 /* Returns whether the nesting of an array of numbers agrees with the tensor's shape. A flat list of the right length
- * agrees. An array without elements agrees if it ends at the shape's first 0. */
+ * agrees. An array without elements agrees if its nesting ends at the first axis of size 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* the caller checks the number of elements */
+        return true; /* returns true for a flat list, because the caller checks its number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -114,7 +114,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is none. */
+/* Returns the dtype with which a tensor of `elements` elements has `bytes` bytes; NULL: there is no such dtype. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -133,8 +133,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names the dtype with which the tensor would have as many bytes as it was sent with; "": there is
- * no such dtype. Returns `suggestion`. */
+/* Writes a hint that names the dtype with which the tensor would have as many bytes as the client sent; "": there is no
+ * such dtype. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -203,8 +203,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* In a tree (tree.h) a cJSON number is always the index of an extracted value. A number that the client wrote is
-     * kept as text. */
+    /* In a tree (tree.h) a cJSON number is always the index of an extracted value, because a number that the client
+     * wrote is kept as text. So any other value here is an error. */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
@@ -277,8 +277,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Names of dtypes that exist but are not accepted. Their numbers have fewer than 8 bits, or share scales, so no simple
- * conversion helps. */
+/* Beginnings of the names of dtypes of other programs that attnd does not accept. Their numbers have fewer than 8 bits,
+ * or share scales, so no simple conversion helps. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -303,7 +303,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     const char *const word = tree_string(value);
     char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
-    /* safetensors' dtype F4 has four bits, NumPy's dtype f4 has four bytes */
+    /* safetensors' dtype F4 has four bits, but NumPy's dtype f4 has four bytes, so the case of the letter matters */
     const bool four_bits = word && !strcmp(word, "F4");
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
@@ -326,7 +326,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a member that is missing in a tensor. */
+/* Makes the error for a tensor in which the member `part` is missing. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -351,8 +351,8 @@ bool proto_may_be_number(attn_tensor_id id)
 }
 
 /* Returns the bytes of a cu_seqlens_k that the parser makes; it has as many numbers as the shape of cu_seqlens_q says.
- * 0: the bytes would be more than `most`, the bytes of all tensors in the body. The shape of cu_seqlens_q is then
- * wrong, and is refused later. */
+ * Returns 0 if there would be more than `most` bytes, which is the number of bytes of all tensors in the body. The
+ * shape of cu_seqlens_q is then wrong, and is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -389,7 +389,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* gives up without a message, because attn_check() reports wrong sizes */
+    /* returns without a tensor and without an error if sizes are wrong, because attn_check() reports them */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);

@@ -16,8 +16,8 @@
 
 /* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
 
-/* The errors. Each row: id, HTTP status, code (a stable name), title. The sentence `detail` is made where the error is
- * found. */
+/* The errors. Each row: id, HTTP status, code (a stable name), title. The member `detail` of an error is a sentence
+ * that is made where the error is found. */
 #define PROTO_ERROR_MAP(X)                                                                                  \
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
     X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")                             \
@@ -58,12 +58,12 @@ typedef struct proto_error_info {
 } proto_error_info;
 extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
 
-/* Returns the error of a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
+/* Returns the error that belongs to a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
 proto_error proto_error_of(attn_status status);
 
-/* Writes the problem document of an error (RFC 9457, with the further members code, request_id, pointer and error) and
- * a NUL, cut to fit. Returns the document's length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3",
- * goes before `pointer` and may be NULL. 4 KiB are always enough. */
+/* Writes the problem document of an error (RFC 9457, with `code`, `request_id`, `pointer` and `error` as further
+ * members) and a NUL, cut to fit. Returns the document's length. `pointer` may be NULL or empty. `prefix`, such as
+ * "/requests/3", goes before `pointer` and may be NULL. 4 KiB are always enough. */
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
@@ -79,14 +79,14 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 typedef struct proto_dtype {
     const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of the elements after they are decoded */
-    size_t bytes;     /* bytes of an element in a body, before base64 */
+    size_t bytes;     /* bytes of an element as a client sends it, not counting base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes(): whether the tensor may have the dtype in some problem. proto_dtype_list(): writes the wire names
- * of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether
- * the tensor may have the dtype if it is a result that a check judges. */
+/* proto_dtype_takes() returns whether the tensor may have the dtype in some problem. proto_dtype_list() writes the wire
+ * names of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged()
+ * returns whether the tensor may have the dtype if it is a result that a check judges. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -102,7 +102,7 @@ bool proto_is_safetensors(const void *bytes, size_t count);
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
-const char *proto_media(const proto_format *format); /* returns the content type of the format */
+const char *proto_media(const proto_format *format); /* returns the content type (media type) of the format */
 
 /* Returns the dtype's name as KServe writes it, such as "FP32". */
 const char *proto_datatype(attn_dtype dtype);
@@ -111,7 +111,7 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
-    int depth;         /* limit on the nesting of arrays and objects */
+    int depth;         /* largest nesting of arrays and objects in the body */
     int members;       /* largest number of members of one object */
     /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each value costs cJSON a node. */
     int values;
@@ -128,14 +128,14 @@ typedef struct proto_limits {
 enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit counts as PROTO_MAX_DEPTH */
 
 /* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
- * limits.rest_bytes applies instead. The receiving thread parses the header at once, in 3 ms at most, because the
- * header says where the data behind it go. 64 tensors with their shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python
- * writes them take 46 KiB. */
+ * limits.rest_bytes applies instead. The thread that receives the body parses the header as soon as it is complete,
+ * because the header says where the following data go. That takes 3 ms at most. 64 tensors with their shapes take 10
+ * KiB, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
- * old contents; the block may move. Every tensor in the block starts at a multiple of 64 bytes. On an error the old
- * contents stay valid, and the client gets *err unchanged. The parser requests more memory in steps of
+ * old contents; the block may move. Every tensor in the block starts at a multiple of 64 bytes. If grow() returns an
+ * error, the old contents stay valid, and the client gets *err unchanged. The parser requests more memory in steps of
  * PROTO_MEMORY_STEP. A grow() that copies should enlarge the block in proportion to its size. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
@@ -174,7 +174,7 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 /* Returns the number of the tensor that has this name in a body or, if `result` is true, in an answer. PROTO_TENSORS:
  * no tensor has the name. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of tensor `number`. Returns `name`. */
+/* Writes the name of tensor number `number` into `name` and returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
 /* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
@@ -182,7 +182,7 @@ attn_tensor_id proto_tensor_id(int number);
 /* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    /* true: the body names the tensors one by one, as parts.0.out and so on; false: the body has a list `parts` */
+    /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
     bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
     /* out and lse of each of the `count` parts, and behind them the gradients dout and dlse of each part; lse is a
@@ -198,12 +198,12 @@ typedef struct proto_item {
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
     /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
-    bool has_layout;  /* true: the body gave the member `layout` */
+    bool has_layout;  /* true: the body has the member `layout` */
     unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
-    uint64_t outputs; /* bits of attn_tensor_id: the outputs that the answer contains */
+    uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
-    /* forward: true if the client wants the results kept as a context (saved forward), for one later backward */
+    /* forward: true: the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
@@ -215,7 +215,8 @@ typedef struct proto_item {
     unsigned counts; /* observe: the numbers that the client wants beside tensors: one bit for each proto_count_id */
     /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: that of a row of Q and K */
+    int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the numbers flops_forward and
+                         * flops_backward; 0: as long as a row of Q and K */
     proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: there are none */
     /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
      * keys have lse +inf (otherwise -inf) */
@@ -231,7 +232,7 @@ typedef struct proto_item {
 /* ---- The options: one row for each member of a problem that is not a tensor
  * ----------------------------------------
  *
- * parse_options.c reads the members by this table, and the OpenAPI document is written from it. The rows of
+ * parse_options.c has this table and reads the members by it, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
@@ -276,8 +277,8 @@ typedef struct proto_option {
     unsigned ops; /* operations that take the option: bits PROTO_FORWARD, ... */
     /* true: the option may be given with `context` (a saved forward), from which all other options come */
     bool with_context;
-    size_t offset; /* offset of the option's value in proto_item */
-    /* offset of the bool in proto_item that becomes true if the option is given; 0: the option has no such bool */
+    size_t offset; /* offset in bytes of the option's value in proto_item */
+    /* offset in proto_item of a bool that becomes true if the option is given; 0: the option has no such bool */
     size_t given;
     int64_t minimum, maximum;
     /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
@@ -288,8 +289,8 @@ typedef struct proto_option {
 } proto_option;
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
-/* Returns whether the option may be one of the `parameters` of a KServe request. The names of the outputs and their
- * encoding may not, because a KServe request gives them in other places. */
+/* Returns whether the option may be one of the `parameters` of a KServe request. The options for outputs and encoding
+ * may not be parameters, because a KServe request has other places for them. */
 bool proto_is_parameter(const proto_option *option);
 
 /* Returns whether a single number may replace this tensor, as if the tensor were an option. */
@@ -304,10 +305,10 @@ enum { PROTO_REGION_BYTES = 129 }; /* size in bytes of a region's name or key, w
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
-    int index;                       /* index of the tensor in the inputs or outputs of the body */
+    int index;                       /* index of the tensor in the body's list of inputs or of outputs */
     char region[PROTO_REGION_BYTES]; /* the name under which the client registered the region of shared memory */
-    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the size that it
-     * must not exceed */
+    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the largest size
+     * that it may have */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
     void *to;          /* where the caller must copy the bytes of an input; proto_parser_shared_room() sets it */
@@ -329,7 +330,8 @@ typedef struct proto_sequence {
 
 /* KServe: the position of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the tensor is not in the body */
+    int place;   /* position of the tensor in the body's list of inputs, counted from 1; 0: the tensor is not in the
+                  * body */
     bool binary; /* true: the bytes of the tensor are behind the JSON */
     bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
@@ -340,7 +342,7 @@ typedef struct proto_call {
     bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
     int count;
     proto_item *items;
-    size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
+    size_t memory_bytes;        /* number of bytes that the tensors take in the caller's memory (proto_memory) */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
     /* Only KServe uses the members below. */
     const proto_model *model; /* the KServe model that the request names; NULL: the request is not KServe */
@@ -371,8 +373,8 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
     return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
 }
 
-/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in `format` can hold only
- * one. */
+/* Sets the format of the answer. Returns ATTN_INVALID if the body has several problems, but an answer in `format` can
+ * hold only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
@@ -381,20 +383,20 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * of all tensors of the answer, also of the gradients of a merge's parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns an upper bound on tensor numbers: proto_item_result() is NULL for the returned number and for all larger
- * numbers. */
+/* Returns an upper bound on the numbers of an answer's tensors: proto_item_result() returns NULL for this number and
+ * for all larger ones. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Prepares the outputs of a problem whose inputs are set: dtype, rank, shape and strides of every tensor in
- * item->outputs. INVALID: an output or its dtype does not fit the inputs. */
+ * item->outputs. Returns INVALID if an output or its dtype does not fit the inputs. */
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
-/* Checks the problem (attn_check) and prepares its outputs. The caller does this for a problem whose tensors the caller
- * sets. proto_parser_finish() has already done it for every forward or backward without `context`, and has checked
- * every merge. */
+/* Checks the problem (attn_check) and prepares its outputs. Call this function for a problem whose tensors you have set
+ * yourself. proto_parser_finish() has already done it for every forward or backward without a `context` (saved
+ * forward), and has checked every merge. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -412,10 +414,10 @@ void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NUL
  * text of a syntax error names the byte offset in the body. */
 attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t count, attn_error *err);
 
-/* Returns the operation of the body, which is known from the start; for KServe, from proto_parser_kserve() on. */
+/* Returns the operation of the body. It is known before the body arrives; for KServe, after proto_parser_kserve(). */
 proto_op proto_parser_op(const proto_parser *parser);
-/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these bytes, in about 12
- * us for 200 bytes. */
+/* Returns how many bytes that are not tensor data have arrived so far. proto_parser_finish() parses these bytes, in
+ * about 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
 /* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
@@ -430,7 +432,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
 /* Returns the sequence that a KServe body names. Call this after proto_parser_finish(). If the body was refused, the
- * result contains what could be read of the sequence. NULL: the body's format has no sequences. */
+ * result has those members of the sequence that could be read. NULL: the body's format has no sequences. */
 const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
 /* Call this when the body is complete. The caller then owns *call. */
@@ -453,7 +455,7 @@ typedef struct proto_cache {
     int v_scales;
 } proto_cache;
 
-/* Reads the body of POST /v1/caches. After an error proto_cache_clear() is not needed. */
+/* Reads the body of POST /v1/caches. After an error the caller need not call proto_cache_clear(). */
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
@@ -475,7 +477,7 @@ attn_status proto_region_read(const void *body, size_t bytes, proto_region *regi
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; both are at most 2^53 */
+    int64_t device, bytes; /* device: number of the GPU; bytes: length of the region; both are at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -497,7 +499,7 @@ extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
 /* the result of `verify`: how far outputs are from their recomputation in float64 */
 typedef struct proto_verification {
-    /* max_abs: largest absolute error of out; relative: max_abs / the largest |out| */
+    /* max_abs: largest absolute error of out; relative: max_abs divided by the largest |out| */
     double max_abs, relative;
     int64_t rows;
 } proto_verification;
@@ -512,7 +514,7 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
-    attn_counts counts;   /* set if the item of an observe operation asks for counts */
+    attn_counts counts;   /* the counts that an observe was asked for; otherwise not set */
     judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: there is no report */
 } proto_result;
 
@@ -521,8 +523,8 @@ typedef struct proto_encoder proto_encoder;
 /* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
  * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
  * once to know the length (proto_encoder_measure), and again while they are read, so their whole text is never in
- * memory. request_id goes into the problem documents of failed items of an envelope. If a single problem (without an
- * envelope) has failed, its error is returned. */
+ * memory. `request_id` is written into the error of each failed item of an envelope. If the body has a single problem
+ * (no envelope) and it has failed, the function returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
 /* Measures the text of at most `elements` more elements of arrays of numbers. An element takes about 0.1 to 0.3 us.

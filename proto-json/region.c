@@ -25,7 +25,7 @@ struct member {
     size_t offset; /* offset of the member's value in the struct that is filled */
 };
 
-/* A kind of small body, such as {"key": ...}: an example for messages, and its members. */
+/* A kind of small body: an example for messages, such as {"key": ...}, and the members of the body. */
 struct form {
     const char *example;
     struct member members[3];

@@ -34,9 +34,9 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* length in bytes of {}, the shortest h
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
-/* One tensor of the safetensors file. */
+/* One tensor of the safetensors file, as the header describes it. */
 struct slot {
-    const char *name; /* name of the tensor, owned by the tree */
+    const char *name; /* name of the tensor, a string in the tree of the header */
     int64_t begin, end;
     int index; /* position of the tensor in the header, which orders tensors without bytes */
 };
@@ -52,11 +52,12 @@ struct reader {
     scan *header;          /* scanner of the header; NULL: the header has not begun */
     int values;            /* number of JSON values read so far, including those in strings of __metadata__ */
     struct tree_memory trees;
-    cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
+    cJSON *root; /* tree of the header, in `memory`; NULL until the header is complete */
 
     /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
-    scan_extract *extracts; /* the tensors' values; the member `bytes` of each counts its bytes that have arrived */
+    scan_extract *extracts; /* the tensors' values; the member `bytes` of each says how many of its bytes have
+                             * arrived */
     int count, now;         /* count: number of tensors; now: index of the first tensor that is not complete */
     struct scan_room room;
 };
@@ -222,8 +223,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__: from the JSON in the string, or if it is not JSON, from
- * the string itself, which parse.c then refuses with a reason. */
+/* Makes the value of an option from a string of __metadata__: from the JSON in the string. If the string is not JSON,
+ * the value is the string itself, which parse.c refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -299,7 +300,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* A string of __metadata__ may be called `map`, although a tensor has that name, because `map` is also an
+            /* An option and a tensor may have the same name, such as `map`. A string of __metadata__ is then the
              * option. */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
@@ -415,7 +416,8 @@ static uint64_t body_end(const struct reader *r)
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes the bytes of this piece that belong to the current section of the body: length, header or one tensor. */
+/* Takes those bytes of a piece of the body that belong to the current section, which is the length, the header or one
+ * tensor. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -478,7 +480,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* Returns the error for a body that ends too early. */
+/* Returns the error for a body that ended too early. */
 static attn_status cut_off(struct reader *r)
 {
     if (r->offset == 0)

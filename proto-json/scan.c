@@ -58,7 +58,8 @@ enum state {
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* What the name of a member says about its value: that it has tensor values, that it is a dtype, or neither. */
+/* What the name of a member says about the member's value: it has the numbers of a tensor, it is a dtype, or
+ * neither. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
@@ -66,7 +67,7 @@ enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 struct frame {
     bool object;
     int members; /* for an object: the number of its members */
-    int extract; /* for an object: index of the extracted value of its member `data` */
+    int extract; /* for an object: index of the extracted value that is its member `data` */
     int dtype;   /* for an object: the dtype that its member `dtype` names */
 };
 
@@ -75,7 +76,7 @@ struct scan {
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes in earlier pieces of the body */
+    uint64_t offset;  /* number of bytes of the body before the present piece */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
@@ -83,7 +84,7 @@ struct scan {
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the letters of true, false or null that have not arrived yet */
-    bool is_name;        /* true: the string is a member's name */
+    bool is_name;        /* true: the string that is being read is a member's name */
     enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
     /* code: value of the digits of an escape \u that were read; high: the high surrogate before the escape, or 0 */
@@ -94,7 +95,7 @@ struct scan {
 
     /* where the bytes of the present value go: see "sink" in the comment at the top of this file */
     enum sink sink;
-    /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
+    /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
     int mute_depth;
     char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
     /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
@@ -123,7 +124,7 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 #define BYTES_BEHIND \
     " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
 
-/* Makes the error for text that is not JSON. `expected` says what may stand at `at`, where the body has `c`. */
+/* Makes the error for text that is not JSON: at byte `at`, the body has `c` instead of what `expected` names. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
     const suggestion_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? SUGGESTION_VALUE
@@ -166,8 +167,8 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records that the extracted value cannot be decoded, so that its problem is refused later. The remainder of the value
- * is only checked to be JSON. */
+/* Records that the value that is being extracted cannot be decoded, so that parse.c refuses the value's problem later.
+ * The remainder of the value is only checked to be JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -321,16 +322,15 @@ static const char *base64_end_fault(scan *s)
 }
 
 /* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
- * escape, "\\/", is handled here because it is common: some libraries write every slash so, on average 64 characters
- * apart. */
+ * escape, "\\/", is handled here because it is common: some libraries write every '/' in this way, and base64 has one
+ * in 64 characters on average. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* a group of four characters that began in an earlier piece may give three bytes more than the characters of this
-     * piece */
+    /* 3 bytes more, because a group of four characters may have begun in an earlier piece of the body */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -350,7 +350,8 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Handles the code point of an escape \uXXXX: adds it to the base64 text or to the word that is being read. */
+/* Handles the code point of an escape \uXXXX: adds the character to the base64 text or to the word that is being
+ * read. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -485,7 +486,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
         return ATTN_OK;
     default: break;
     }
-    /* In the state HEX, `c` is a digit of \u. */
+    /* the state is HEX here, so `c` must be a digit of \u */
     digit = text_hex_digit(c);
     if (digit < 0) return unexpected(s, at, expected_in(s), c);
     s->code = s->code * 16 + (uint32_t)digit;
@@ -590,7 +591,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     const int levels = s->numbers.depth;
     extract_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
-    at -= length; /* the token may have begun in an earlier piece of the body */
+    at -= length; /* `at` becomes the offset of the token's beginning, which may be in an earlier piece of the body */
     for (int level = 0; level < levels; level++) {
         attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
@@ -661,8 +662,8 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     return emit_char(s, (char)c);
 }
 
-/* Reads one character inside a number. *more: the number continues. Otherwise the character is behind the number and
- * must still be read. */
+/* Reads one character inside a number. *more becomes true if the character belongs to the number. Otherwise the number
+ * has ended, and the caller must still read the character. */
 static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
 {
     const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';
@@ -691,7 +692,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* Reads [text, end). The byte at `text` is byte `at` of the body. */
+/* Reads the bytes from `text` to `end` of the body. The byte at `text` is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;
@@ -773,7 +774,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        /* skips c, but not the '[' of an array of numbers, which the reader in numbers.c takes */
+        /* skips c, except the '[' of an array of numbers, which the reader in numbers.c expects */
         if (s->state != ARRAY) p++;
     }
     return status;
@@ -827,7 +828,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        assert(status == s->error.status); /* the function that failed has recorded the error in the scanner */
+        assert(status == s->error.status); /* the failed function has stored its error in the scanner */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
         assert(status != ATTN_OK || /* invariant 3 at the top of this file: everything that is stored has a limit */
                (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));

@@ -29,7 +29,7 @@ typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
 #define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
-/* Why a value could not be decoded. The value's scan_extract has `reason` and the details. */
+/* The kinds of errors in an extracted value. The value's scan_extract has the details. */
 typedef enum scan_fault {
     SCAN_FINE,
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
@@ -50,13 +50,13 @@ typedef struct scan_extract {
      * memory. */
     void *device;
     size_t bytes;
-    int64_t elements; /* number of elements of an array */
+    int64_t elements; /* number of elements, if the value is an array */
     int rank;         /* depth of an array's nesting, 1 for a flat array */
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
     uint64_t at;        /* offset in the body of the byte that is wrong */
-    const char *reason; /* static text that gives the reason of the error */
+    const char *reason; /* the reason of the error as static text */
 } scan_extract;
 
 typedef struct scan scan;
@@ -75,10 +75,10 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
 /* Call this when the body is complete. INVALID: the body's value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
 
-/* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows, which *length does
- * not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
+/* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows the rest, which
+ * *length does not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
-int scan_values(const scan *s); /* number of JSON values in the rest (the body without tensor values) */
+int scan_values(const scan *s); /* Returns the number of JSON values in the rest (the body without tensor values). */
 /* Returns the bytes that the rest (the JSON without tensor values) and the list of extracted values occupy now. The
  * call is allowed at any time. */
 size_t scan_held_bytes(const scan *s);
@@ -90,11 +90,11 @@ void *scan_memory(const scan *s, size_t *bytes);
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
-    size_t have; /* number of bytes that grow() (of proto_memory) has provided */
+    size_t have; /* number of bytes of memory that grow() (of proto_memory) has provided so far */
 };
 
-/* Returns the scanner's struct that describes the memory of extracted values. After scan_finish() the caller may put
- * more bytes into that memory. */
+/* Returns the struct with which the scanner manages the memory of extracted values. After scan_finish() the caller may
+ * put more bytes into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may

@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Places (operations) that occur together in rows of hints. A hint may name a member only if all its places take the
- * member. */
+/* Lists of operations, which are the places of many rows of hints. A hint may name a member only if all operations of
+ * its row take the member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -33,7 +33,8 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that have one hint in a forward and a backward, and another in a decode. */
+/* Words that clients write for a mask or bias. They have one hint in a forward and a backward, and another in a
+ * decode. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -313,7 +314,8 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* words in bodies for other servers; each hint says what to write instead, or to leave the word out */
+    /* words that clients write because other servers take them; each hint says what to write instead, or to leave the
+     * word out */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -531,7 +533,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next part of a name. The parts of mask_dtype, and of maskDtype, are mask and dtype. */
+/* Finds the next part of a name. The parts of the names mask_dtype and maskDtype are "mask" and "dtype". */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -572,7 +574,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* the next line excludes the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* position of the '>' of a dtype such as ">f4"; the next line excludes
+                                                  * the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -587,7 +590,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    /* the hint holds if the text before the bad character is exactly `begins`; NULL: for any text */
+    /* the hint applies if the text before the bad character is exactly `begins`; NULL: to any text */
     const char *begins;
     char found;
     const char *suggestion;
@@ -629,12 +632,13 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
     /* BLOCK: bytes that one loop turn examines. LEAST: fewer bytes are never called hexadecimal, because short base64
-     * may look like hexadecimal digits by chance. MOST: of more bytes only the first MOST are examined. */
+     * may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first MOST are
+     * examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* text counts as hexadecimal only if it has a decimal digit: base64 of zeros has only the character 'A', which is
-     * also a hexadecimal digit */
+    /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
+     * only the character 'A', which is also a hexadecimal digit */
     bool digit = false;
-    /* text of hexadecimal digits has no padding, and thus gives whole groups of 3 bytes */
+    /* hexadecimal text has no '=', so its decoded bytes are whole groups of 3 */
     if (count < LEAST || count % 3 != 0) return false;
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
@@ -700,9 +704,10 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint holds if the character was found at `place` in the JSON; SUGGESTION_OTHER: at any place */
+    /* the hint applies if the character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
-    /* the hint holds if the character is at most `before` bytes from the start of the body; 0: anywhere in the body */
+    /* the hint applies if the character is at most `before` bytes from the start of the body; 0: anywhere in the
+     * body */
     int before;
     const char *found; /* the characters that get this hint; "" stands for the NUL */
     const char *suggestion;

@@ -1,6 +1,6 @@
-/* suggestions.h: hints about words and values of other programs, and what this server takes instead. The tables are
- * read only after a refusal, so correct requests take no longer. To add a hint, add a word to a row of suggestions.c,
- * or add a row. */
+/* suggestions.h: hints for clients that write words and values of other programs: they say what this server takes
+ * instead. The tables are read only after a refusal, so correct requests take no longer. To add a hint, add a word to a
+ * row of suggestions.c, or add a row. */
 #ifndef SUGGESTIONS_H
 #define SUGGESTIONS_H
 
@@ -8,13 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
- * proto_operations[], because the operations take different members. */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
-#define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
-#define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
-#define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
+/* The places where an unknown word may stand. For a member of a problem, the place is the name of the operation
+ * (proto_operations[]), because each operation takes other members. */
+#define SUGGESTION_CACHE  "cache"  /* an unknown member of the body of POST /v1/caches, which creates a cache */
+#define SUGGESTION_LENGTH "length" /* an unknown member of the body that forks or truncates a cache */
+#define SUGGESTION_TENSOR "tensor" /* an unknown member of a tensor */
+#define SUGGESTION_INPUT  "input"  /* an unknown member of one of a KServe request's inputs */
+#define SUGGESTION_KSERVE "kserve" /* an unknown member of a KServe request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the server's own name of this dtype */
 /* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
  * name. */
@@ -25,10 +25,10 @@
 struct suggestion {
     const char *places, *words, *suggestion;
 };
-extern const struct suggestion suggestions[]; /* the last row has places == NULL */
+extern const struct suggestion suggestions[]; /* the table of hints; in its last row, places is NULL */
 
-/* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Case and
- * underscores do not count: isCausal is is_causal. */
+/* Returns the hint for an unknown word at `place`, such as "write 'causal'"; NULL: the tables have none. Upper or lower
+ * case and underscores make no difference: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
@@ -54,7 +54,7 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count);
 /* Returns whether the bytes, decoded from base64, look like base64 text themselves (the client encoded its data
  * twice). */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
-extern const char suggestion_hex[]; /* the hint for hexadecimal text */
+extern const char suggestion_hex[]; /* the hint for text that is hexadecimal instead of base64 */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
 extern const char suggestion_typed_array[];
 
@@ -64,7 +64,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is
- * text in brackets to append to the message; "": there is none. */
+ * text in parentheses for the end of the message; "": there is none. */
 const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found);
 
 #endif

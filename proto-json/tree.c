@@ -117,7 +117,7 @@ static const char *closing_quote(const char *inside)
     }
 }
 
-/* Returns the number that the four hexadecimal digits of \uXXXX give. */
+/* Returns the code of a \uXXXX escape from its four hexadecimal digits. */
 static uint32_t code_at(const char *digits)
 {
     uint32_t code = 0;
@@ -182,7 +182,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips the character before the text: usually the quote, here the letter behind the quote */
+    ++*at; /* take_string() skips one character before the text: mostly the quote, here the letter after the quote */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
@@ -209,7 +209,8 @@ static cJSON *take_value(const char **at)
     return value;
 }
 
-/* Reads the next member or element of `in` (NULL: the whole text) and appends it to `in`. */
+/* Reads the next member or element of the object or array `in`, and appends it to `in`. If `in` is NULL, it reads the
+ * outermost value. */
 static cJSON *take_member(cJSON *in, const char **at)
 {
     char *name = NULL;
@@ -236,7 +237,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner has refused deeper nesting */
+            assert(depth < PROTO_MAX_DEPTH); /* deeper nesting is impossible, because the scanner refuses it */
             open[depth++] = value;
             continue;
         }
@@ -256,8 +257,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text does not begin
- * with a quoted word of plain characters, or the word is too long. */
+/* Reads a quoted word of plain characters at `text` and appends it to a list. Returns the text behind the word. NULL:
+ * the text does not begin with a quoted word of plain characters, or the word is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -303,8 +304,8 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    /* upper bound on the bytes that the scanner would store: the scanner drops white space, and stores `"",` as
-     * `"s",` */
+    /* upper bound on the bytes that the scanner would store. The scanner drops white space, and adds one byte to each
+     * string: `"",` becomes `"s",` */
     const size_t most = length + length / 3;
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
@@ -401,7 +402,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    /* names that differ in more than one letter may be similar by chance */
+    /* names that differ in two letters or more may be similar only by chance */
     const bool near = best->name && best->distance < 2;
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);

@@ -18,7 +18,7 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes in use of the last block */
+    size_t used; /* number of bytes in use of the block that was added last */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
@@ -68,8 +68,8 @@ enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name that a message
  * `place`. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
-/* Returns whether the name of `member` occurred earlier in the object. tree_twice() makes the error for a repeated
- * name. */
+/* Returns whether an earlier member of the object has the same name as `member`. tree_twice() makes the error for a
+ * repeated name. */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);
 

@@ -23,10 +23,11 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8,   /* size in bytes of the number that begins a file: its header's length */
-    CHECK_SECONDS = 60, /* number of seconds that the judge may take for a check */
-    LINES_WORST = 3,    /* number of elements that are printed, those with the largest errors */
-    LINES_REASONS = 3,  /* largest number of printed explanations of errors */
+    LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
+    /* number of seconds for which the judge, which compares the results in the file with exact ones, may work */
+    CHECK_SECONDS = 60,
+    LINES_WORST = 3,   /* number of elements that are printed, those with the largest errors */
+    LINES_REASONS = 3, /* largest number of printed explanations of errors */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
@@ -133,8 +134,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Makes the file with added members in its metadata: a new header, then the data that begin at `data` of the old file.
- * NULL: the members were refused, with a message. */
+/* Makes the file anew, with added members in its metadata: it consists of a new header, which is returned, and the data
+ * of the old file from byte `data` on. NULL: the members were refused, with a message. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

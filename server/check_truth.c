@@ -1,4 +1,4 @@
-/* check_truth.c: see check_truth.h. */
+/* check_truth.c: computes exact results on a GPU for `attnd check`; see check_truth.h. */
 #include "server/check_truth.h"
 
 #include <stdlib.h>
@@ -54,8 +54,7 @@ static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lists the arrays of a truth (results in float64), in the same order for a truth in host memory and one in GPU
- * memory. */
+/* Lists the arrays of exact results (float64), in the same order whether they are in host memory or in GPU memory. */
 static void list_results(attn_truth *truth, double **list[RESULTS], attn_tensor_id ids[RESULTS])
 {
     double **const all[RESULTS] = { &truth->out, &truth->lse, &truth->dq, &truth->dk, &truth->dv };

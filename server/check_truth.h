@@ -1,19 +1,19 @@
-/* check_truth.h: lets a GPU compute the truth (results in float64) for `attnd check`. */
+/* check_truth.h: lets a GPU compute the truth for `attnd check`: the exact results, in float64, with which the results
+ * in the file are compared. */
 #ifndef CHECK_TRUTH_H
 #define CHECK_TRUTH_H
 
 #include "proto-json/proto.h"
 
-/* The truth of a check in host memory. check_truth_free() frees it. */
+/* The exact results for a check, in host memory. check_truth_free() frees them. */
 struct check_truth {
     attn_truth results;
     double *memory;
 };
 
-/* Computes the truth (exact results) of a check on a GPU, if judge_wants() asks for it. `devices` is "auto", "cpu"
- * or the number of a GPU. *computed becomes false where the judge must compute the truth itself: for a small
- * problem, for "cpu", and for "auto" if no GPU computes this truth. Errors: INVALID (there is no such GPU), or an
- * error of the GPU. */
+/* Computes the exact results for a check on a GPU, if judge_wants() asks for them. `devices` is "auto", "cpu" or the
+ * number of a GPU. *computed becomes false if the judge must compute them itself on the CPU: for a small problem, for
+ * "cpu", and for "auto" if no GPU can compute them. Errors: INVALID (there is no such GPU), or an error of the GPU. */
 attn_status check_truth_compute(const char *devices, const proto_item *item, struct check_truth *truth, bool *computed,
                                 attn_error *err);
 void check_truth_free(struct check_truth *truth);

@@ -34,7 +34,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time in milliseconds that the process has to end once a drain is over. */
+/* Time in milliseconds that the process has to end once the drain (finishing accepted requests) is over. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -66,8 +66,8 @@ static void hold_standard_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) abort();
 }
 
-/* Opens a listener for each address (--listen, then --metrics-listen), or takes the listeners over from the
- * supervisor. */
+/* Opens a listening socket for each address (--listen, then --metrics-listen), or takes the sockets over from the
+ * supervisor (*inherited). */
 static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited,
                            attn_error *err)
 {
@@ -122,7 +122,7 @@ static int64_t memory_bytes(const struct server *server)
     return sum;
 }
 
-/* Prints on standard error why the server does not start. */
+/* Prints on standard error why the server could not start. */
 static void complain_of_start(const attn_error *err)
 {
     char space[THREADS_SPACE_BYTES] = "";
@@ -178,7 +178,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* Staging memory that was pinned once is kept, because pinning takes long and stalls the device. */
+    /* If staging memory (memory for tensors) is pinned for devices, the pool keeps all of it, because pinning takes
+     * long and stalls the device. */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -191,7 +192,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy until the last deadline and --watchdog-ms after it; then its
+    /* A device's thread may be busy until the last deadline of its requests, and --watchdog-ms longer; after that its
      * device counts as lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);

@@ -45,11 +45,12 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* other programs that the server starts must not inherit this variable */
+    unsetenv(variable); /* removes the variable, because programs that the server starts must not inherit it */
     return count;
 }
 
-/* Runs in the child between fork and exec, where only system calls are allowed. */
+/* Starts the program anew as the server. It runs in the child between fork and exec, where only system calls are
+ * allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
@@ -120,8 +121,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will be started. If the sockets stayed open here, the kernel would accept clients that no
-             * server serves while this last one drains. */
+            /* No other server will be started, so the sockets are hidden. If they accepted clients, no server would
+             * serve these clients after the last one has ended. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -133,7 +134,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            /* a killed server may take a moment to end, so it is killed again only after this time */
+            /* the server may take a moment to end after it is killed, so it is killed again only after this time */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

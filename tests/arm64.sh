@@ -45,7 +45,7 @@ UNIT_UNDER=$qemu sh tests/run_unit.sh $unit || failed=1
 UNIT_UNDER="$qemu -p 65536" sh tests/run_unit.sh build/arm64/tests/unit/server/test_staging || failed=1
 UNIT_UNDER=$qemu sh tests/run_fuzz.sh replay $replay || failed=1
 
-# The tests start attnd by this script, which runs it in QEMU.
+# Writes the script that the tests start in place of attnd. It runs attnd in QEMU.
 printf '#!/bin/sh\nexec %s %s/build/arm64/attnd "$@"\n' "$qemu" "$PWD" >build/arm64/attnd-qemu
 chmod +x build/arm64/attnd-qemu
 python=$(sh tests/setup.sh python)

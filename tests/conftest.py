@@ -33,13 +33,13 @@ def limit_of(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """ATTND_PART=1/2 selects the first of two shares of the tests (run_parts.sh). Tests with the longest time limits
-    are distributed first."""
+    """ATTND_PART=1/2 selects the first of two parts of the tests (run_parts.sh). Tests with the longest time limits are
+    distributed first."""
     part = service.SETTINGS.get('ATTND_PART')
     if not part:
         return
     n, count = (int(x) for x in part.split('/'))
-    # The order alternates (1 2 2 1 ...), so that the first share does not get the longer one of every two tests.
+    # The order alternates (1 2 2 1 ...), so that part 1 does not get the longer one of every two tests.
     mine = {id(item) for i, item in enumerate(sorted(items, key=limit_of, reverse=True)) if (i % count if i // count % 2 == 0 else count - 1 - i % count) == n - 1}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in mine])
     items[:] = [item for item in items if id(item) in mine]
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """Ends a test that hangs: after 60 seconds, or what @pytest.mark.limit says, multiplied by ATTND_SLOWER."""
+    """Ends a test that hangs. The limit is 60 seconds, or what @pytest.mark.limit says, times ATTND_SLOWER."""
     seconds = limit_of(item) * service.SLOWER
 
     def too_long(signum, frame):
@@ -71,8 +71,8 @@ def shared_server():
 
 @pytest.fixture
 def server(shared_server):
-    """The server that tests share. Each test must leave it unchanged. If a test kills it, that test fails and the next
-    gets a new server."""
+    """A server that all tests share. Each test must leave it unchanged. If a test kills it, that test fails, and the
+    next test gets a new server."""
     if shared_server.process.poll() is not None:
         shared_server.start()
     mark = len(shared_server.log_bytes())
@@ -84,7 +84,7 @@ def server(shared_server):
 
 @pytest.fixture
 def serve():
-    """serve('--queue-depth', 4) starts a server for one test; it must end well with the test."""
+    """serve('--queue-depth', 4) starts a server for one test. After the test the server must end without an error."""
     started = []
 
     def start(*options, **more):
@@ -104,7 +104,8 @@ def serve():
 
 @pytest.fixture
 def fake(serve):
-    """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon whose devices follow that script."""
+    """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon with two fake devices, which do what the
+    script in the first argument says."""
     def start(script='', *options, devices=1, reads_staging=False, **more):
         env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices), **({'ATTN_FAKE_READS_STAGING': '1'} if reads_staging else {})}
         return serve('--cpu-threads', '1', *options, env=env, binary=service.FAKE, **more)
@@ -116,7 +117,8 @@ def gate(tmp_path):
     gate = under_way.Gate(tmp_path / 'gate')
     yield gate
     if os.path.exists(gate.path):
-        gate.open()  # if the gate stayed shut, a server that failed its test could not end well
+        # opens the gate (a file for which devices wait), because a server with a hanging device could not end well
+        gate.open()
 
 
 def pytest_configure(config):
@@ -130,8 +132,8 @@ def pytest_report_header(config):
 
 @pytest.fixture(scope='session')
 def clone(tmp_path_factory):
-    """A checkout of its own: the files that git tracks, with their present contents, and nothing else. Without git: all
-    files except build/."""
+    """A copy of the checkout: the files that git tracks, with their present contents, and nothing else. Without git:
+    all files except build/."""
     root, copy = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'), tmp_path_factory.mktemp('clone')
     listed = shutil.which('git') and subprocess.run(['git', '-C', root, 'ls-files', '-z'], capture_output=True)
     if not listed or listed.returncode != 0:

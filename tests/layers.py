@@ -14,8 +14,8 @@ import re
 import subprocess
 import sys
 
-# Each folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and
-# `kernels/dtype.h` are used by the whole program, so every other folder may include kernels.
+# Each folder, and the folders whose headers its files may include besides its own. The whole program uses
+# `kernels/attention.h` and `kernels/dtype.h`, so every other folder may include kernels.
 LAYERS = {
     "kernels": [],
     "text": [],
@@ -29,12 +29,12 @@ LAYERS = {
 for above, folder in (("server/device", "server/intake"), ("server/intake", "server/sched"), ("server/sched", "server/routes"),
                       ("server/routes", "server/http"), ("server/http", "server")):
     LAYERS[folder] = [above] + LAYERS[above]
-# Headers of libraries that only one part of the program may include, and the prefixes of the paths that may.
+# Headers of libraries that only one part of the program may include, and the prefixes of that part's paths.
 LIBRARIES = {
     "microhttpd.h": ("server/http/",),
     "uv.h": ("server/sched/", "server/base/mailbox."),
 }
-# Circles that are one design in several files. Each has its reason beside it.
+# Circles that are allowed, because their files are one design. Each has its reason beside it.
 ALLOWED_CIRCLES = [
 ]
 

@@ -19,7 +19,7 @@ for n in $(seq 2 "$count"); do
     cat "$folder/$n"
     case $(cat "$folder/$n.status") in
     0) ;;
-    5) ;; # status 5 means no tests; the first share has at least as many tests as the others
+    5) ;; # status 5 means that there were no tests; the first part has at least as many tests as the others
     *) status=1 ;;
     esac
 done

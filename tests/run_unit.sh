@@ -16,7 +16,7 @@ if [ "${1:-}" = --one ]; then
     status=$?
     p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\.$/\1/p; s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s), listed below:$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
-    # A crash, a sanitizer's report, a time-out, or a program without a single test counts as one failure.
+    # A crash, a sanitizer's report, a time-out, or a program without a single test counts as one failed test.
     if [ $status -ne 0 ] && [ "$f" = 0 ] || [ "$p" = 0 ] && [ "$f" = 0 ]; then f=1; fi
     echo "$p $f" >"$2/$name.counts"
     if [ "$f" = 0 ] && [ -z "${UNIT_VERBOSE:-}" ]; then : >"$log"; fi

@@ -60,7 +60,7 @@ def free_port(family=socket.AF_INET):
 
 
 def eventually(condition, seconds=10.0, every=0.01):
-    """Waits until condition() is true or the time is up, and returns the last result."""
+    """Waits until condition() is true, or until the time is up. Returns the last result of condition()."""
     end = time.monotonic() + seconds * SLOWER
     while True:
         value = condition()
@@ -152,7 +152,7 @@ class Upload(threading.Thread):
         self.socket.close()
 
     def finish(self):
-        """Sends the rest and returns the answer."""
+        """Sends the rest of the request, and returns the answer."""
         self.enough.set()
         self.join()
         with self.socket:
@@ -312,8 +312,9 @@ class Server:
         return total
 
     def inflight(self):
-        """Returns the number of requests that hold a slot. A request whose answer is being sent holds none; the scrape
-        itself is one. All states come from one scrape, because they change between scrapes."""
+        """Returns the number of requests that hold a slot (a place among the requests that the server allows). A
+        request whose answer is being sent holds none. The request for /metrics itself counts as one. All states come
+        from one answer of /metrics, because they change meanwhile."""
         states = {series: n for series, n in self.metrics().items() if series.startswith('attnd_inflight_requests{')}
         return sum(states.values()) - states['attnd_inflight_requests{state="answering"}']
 
@@ -360,7 +361,7 @@ class Probe:
     def _coreless(pid):
         """Returns {thread: seconds in which it was ready to run but had no core}."""
         threads = {}
-        # there are no such files if the system does not count this
+        # the files do not exist if the system does not measure these times
         for path in glob.glob(f'/proc/{pid}/task/*/schedstat'):
             try:
                 with open(path) as f:
@@ -473,7 +474,7 @@ class RawReader:
         return Answer(status, headers, body)
 
     def closed(self):
-        """Returns True if the peer closes and sends nothing more."""
+        """Returns True if the other side closes the connection and sends nothing more."""
         try:
             while True:
                 if self.buffer:

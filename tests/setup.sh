@@ -97,7 +97,8 @@ fetch_promtool() {
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
     mkdir -p build/tools
     echo "Fetching promtool (its package is unpacked into build/tools, not installed)"
-    # Debian 12 and Ubuntu 24.04 have promtool in the package prometheus, Debian 13 has a package for it.
+    # The program promtool is in the package prometheus on Debian 12 and Ubuntu 24.04, and in a package of its own on
+    # Debian 13.
     (cd build/tools && { apt-get download -q promtool || apt-get download -q prometheus; } >download.log 2>&1 &&
         for package in *.deb; do dpkg-deb -x "$package" . && rm -f "$package"; done && [ -x usr/bin/promtool ]) ||
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"

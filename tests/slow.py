@@ -19,8 +19,8 @@ def body(S, seed=1, **options):
 
 
 def calibrated(server, seconds, **options):
-    """A body that takes this server about that many seconds of processor time. With --cpu-threads 1 at least that much
-    time passes, however busy the machine was during the calibration."""
+    """Makes a body that takes this server about that many seconds of processor time. With --cpu-threads 1 the request
+    takes at least so many seconds, however busy the machine was when the speed was measured."""
     S = 2048
     while True:
         before = server.metric('process_cpu_seconds_total')

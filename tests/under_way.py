@@ -13,7 +13,8 @@ FORWARD = '/v1/attention/forward'
 
 
 class Gate:
-    """A file for hold=PATH in a script: running work ends when the gate is opened. The fixture `gate` is one."""
+    """The gate of a script with hold=PATH: a file. Devices hold their work as long as the file exists. The fixture
+    `gate` is one."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -51,20 +52,20 @@ class Asking(threading.Thread):
 
 
 class Upload(service.Upload):
-    """Uploads the small request, which the server has begun to receive."""
+    """Uploads the small request slowly, so that the server has begun to receive it."""
 
     def __init__(self, server):
         super().__init__(server, request_bytes(FORWARD, wire.small_bytes()))
         assert eventually(lambda: server.inflight() >= 1)
 
 
-GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: short requests that a device runs beside its streams
+GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: so many short requests a device runs beside its streams
 
 
 @contextlib.contextmanager
 def occupied(server, body, headers=(), queued=0):
     """During the block a device of one thread runs two requests, the most long ones that it takes, and `queued` more
-    wait. Their clients leave at the end, so that no client waits for a body that is practically endless."""
+    requests wait. All these requests would take practically for ever, so their clients leave at the end."""
     with contextlib.ExitStack() as clients:
         for n in range(1, 3 + queued):
             clients.enter_context(server.raw()).sendall(request_bytes(FORWARD, body, headers=headers))
@@ -74,7 +75,7 @@ def occupied(server, body, headers=(), queued=0):
 
 
 def dies(server, status, seconds=15):
-    """Checks that the process ends with that status in time."""
+    """Checks that the server's process ends with that status in time."""
     process, server.process = server.process, None
     try:
         got = process.wait(seconds * service.SLOWER)

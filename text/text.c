@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; each later size is twice the one before */
+enum {
+    FIRST_BYTES = 1024
+}; /* number of bytes that a growing text first allocates; each time it is too small, the
+                              * number doubles */
 
 /* ---- Building texts ---------------------------------------------------------------------------------------------- */
 
@@ -20,7 +23,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    /* a limit below this bound ensures that twice the size plus the NUL does not overflow */
+    /* below this bound, doubling the size of the text and adding the NUL cannot overflow */
     assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
@@ -49,7 +52,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* adds an empty piece, so that even an empty text has memory for its NUL */
+    text_put(t, "", 0); /* adds an empty piece to the text, so that even an empty text has memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -79,8 +82,8 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning of the piece that vsnprintf() wrote, because a piece is added as a whole or not at
-         * all */
+        /* vsnprintf() wrote only the beginning of the piece; this line removes it, because a piece is added as a whole
+         * or not at all */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -201,8 +204,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters that join the words of a name, such as _ and -: cu_seqlens_q, cu-seqlens-q, "cu seqlens q" and
- * cuSeqlensQ are the same name. */
+/* Skips the characters between the words of a name, such as _ and -, because cu_seqlens_q, cu-seqlens-q, "cu seqlens q"
+ * and cuSeqlensQ are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
@@ -263,7 +266,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* with so many typing mistakes in a name of this length, the two names are not similar */
+        return; /* two names with so many typing mistakes between them are not similar, given the length of this name */
     nearest->name = name;
     nearest->distance = distance;
 }

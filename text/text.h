@@ -19,21 +19,22 @@
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
 /* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
- * than `limit`, or that finds no memory, is left out as a whole. After that nothing is added, so a text never has a
- * gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are two
- * exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has no
- * NUL. */
+ * than `limit`, or that finds no memory, is left out as a whole. After such a failure nothing is added, so a text never
+ * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are
+ * two exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has
+ * no NUL. */
 struct text {
     char *at;
-    size_t used;  /* number of bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure equal to `used`, so that no later piece fits */
+    size_t used;  /* length of the text in bytes, without the NUL */
+    size_t size;  /* bytes of memory at `at`; after a failure it is set to `used`, so that no later piece fits */
     size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of the buffer, and counts the NUL */
-/* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
+struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes, one of
+                                                     * them for the NUL */
+/* the text grows in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 
 /* Hands the memory of a growing text to the caller, who frees it with free(). After a failure the function frees the
@@ -73,7 +74,8 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
 
-/* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
+/* Writes x in decimal so that its last digit is before `end`; returns the address of the first digit. TEXT_DIGITS bytes
+ * must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);
@@ -103,7 +105,8 @@ static inline void text_put_ms(struct text *t, int64_t ns)
     text_put_three(t, (unsigned)(us % 1000));
 }
 
-/* Appends a finite x (3 as 3, 0.25 as 0.25) with 15, 16 or 17 digits: the fewest that read back as the same double. */
+/* Appends a finite x with 15, 16 or 17 digits: the fewest that read back as the same double. 3 becomes 3, and 0.25
+ * becomes 0.25. */
 void text_put_double(struct text *t, double x);
 
 /* Reads the decimal number at `text`. Returns the address behind its last digit. Returns NULL if `text` does not begin
@@ -124,7 +127,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* Returns the value of a hexadecimal digit, or -1. */
+/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is no hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;
@@ -188,8 +191,8 @@ void text_consider(struct text_nearest *nearest, const char *name);
 
 /* Returns whether `word` is one of `words`, which have single spaces between them. Upper and lower case are equal. */
 bool text_is_among(const char *words, const char *word);
-/* Returns whether `word` is one of `words`, as text_is_among() does, but underscores, hyphens and spaces inside a word
- * make no difference: cuSeqlensQ is cu_seqlens_q. */
+/* Returns whether `word` is one of `words`, in upper or lower case. Underscores, hyphens and spaces inside a word make
+ * no difference either: cuSeqlensQ is cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
 /* text_distance() returns the number of typing mistakes that turn name `a` into name `b`: a letter too many, missing,

@@ -7,8 +7,8 @@
 #include <attn/attention.h>
 #include <stdio.h>
 
-/* Computes p on the CPU, which uses the tensors in place. A GPU ("cuda") computes in its own memory:
- * attn_device_alloc() and attn_copy(). */
+/* Computes the problem p on the CPU, in the memory where its tensors are. A GPU (device "cuda") has memory of its
+ * own: allocate it with attn_device_alloc(), and copy the tensors there with attn_copy(). */
 static attn_status compute(const attn_problem *p, attn_error *err)
 {
     attn_device *device = NULL;

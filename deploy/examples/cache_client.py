@@ -53,8 +53,8 @@ class Attnd:
         return self.ask('POST', f'/v1/caches/{cache}/append', k=k, v=v)['lengths'][0]
 
     def decode(self, caches, q, **members):
-        """Attends with q [B, Sq, H, D] to B caches, one row for each. If k and v [B, S, Hk, ...] are among the members,
-        they are appended first."""
+        """Attends with q [B, Sq, H, D] to B caches, one batch row of q for each cache. If k and v [B, S, Hk, ...] are
+        among the members, the server appends them first."""
         return self.ask('POST', '/v1/attention/decode', caches=caches, q=q, **members)
 
     def truncate(self, cache, length):
@@ -63,7 +63,7 @@ class Attnd:
 
 
 def attention(q, k, v):
-    """Returns causal attention of one row: q [Sq, H, D] over k and v [Sk, Hk, D]."""
+    """Returns causal attention of one batch row: q [Sq, H, D] over k and v [Sk, Hk, D]."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), k.astype(float).repeat(group, 1), v.astype(float).repeat(group, 1)
     scores = np.einsum('qhd,khd->hqk', q, k) / q.shape[-1]**0.5
@@ -90,7 +90,8 @@ def main(url='http://127.0.0.1:8080'):
     print(f'{answer["backend"]}: 5 steps, {answer["lengths"][0]} positions, the largest error is {worst:.1e}')
     assert worst < 2e-3, 'float16 has 11 bits'
 
-    fork = attnd.ask('POST', f'/v1/caches/{cache}/fork', length=500)['id']  # the fork shares the prompt's pages
+    # the server does not copy the prompt: the fork shares its pages
+    fork = attnd.ask('POST', f'/v1/caches/{cache}/fork', length=500)['id']
     q, k1, v1 = new(2, 3, 8, 64), new(2, 3, 2, 64), new(2, 3, 2, 64)
     answer = attnd.decode([cache, fork], q, k=k1, v=v1, causal=True)
     for row, length in enumerate((505, 500)):
@@ -123,7 +124,7 @@ def main(url='http://127.0.0.1:8080'):
     assert np.abs(answer['out'][0] - attention(q[0], k, v)).max() < 2e-3
     print('a tree of 6 guesses, 3 of them kept:', answer['lengths'])
 
-    # Rolls back to position 500 and continues differently from there.
+    # Rolls back to position 500, and sends other positions from there on.
     attnd.truncate(cache, 500)
     k, v = np.concatenate([k[:500], k1[0]]), np.concatenate([v[:500], v1[0]])
     answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)

@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Cuda:
-    """Calls CUDA's runtime library by ctypes. Every function of it returns 0 or an error code."""
+    """Calls CUDA's runtime library by ctypes. Every function of the library returns 0 or an error code."""
 
     def __init__(self):
         for name in ('libcudart.so', 'libcudart.so.13', 'libcudart.so.12'):
@@ -47,7 +47,7 @@ class Cuda:
 
 
 class Region:
-    """Memory of a GPU that is registered with the server. Tensors in it are placed one after the other."""
+    """Memory of a GPU that is registered with the server. Its tensors lie one after the other."""
 
     def __init__(self, connection, name, byte_size, device=0):
         self.connection, self.name, self.byte_size, self.end = connection, name, max(byte_size, LEAST), 0

@@ -23,7 +23,7 @@ def attention(client, servers, parts, dout):
     server n, or to the next one that is ready."""
     def step(function, n, *inputs):
         post = functools.partial(shards.post, servers, n % len(servers))
-        # pure=False: Dask does not hash the tensors to find out whether it has the result already.
+        # pure=False: Dask would otherwise hash the tensors to find out whether it has the result already.
         return client.submit(function, post, *inputs, retries=shards.RETRIES, pure=False)
 
     whole = step(shards.merge, 0, *(step(shards.forward, n, part) for n, part in enumerate(parts)))

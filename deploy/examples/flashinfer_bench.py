@@ -140,7 +140,8 @@ def to_check(definition, x, outputs):
             tensors['out' if name == 'output' else name] = outputs[name]
     if not {'out', 'lse'} & set(tensors):
         raise Wrong('neither "output" nor "lse" is among the saved tensors')
-    if 'lse' in tensors:  # FlashInfer-Bench has [total_q, H] in base 2, attnd [H, total_q] in natural logarithms
+    # FlashInfer-Bench has lse as [total_q, H] in base 2, attnd as [H, total_q] in natural logarithms
+    if 'lse' in tensors:
         tensors['lse'] = 'F32', (tensors['lse'][1].astype(np.float32) * np.float32(math.log(2))).swapaxes(0, 1)
     if decode:  # one query per row: FlashInfer-Bench has [B, H, D], attnd [B, 1, H, D]
         for name in ('q', 'out'):
@@ -175,7 +176,8 @@ def run(root, name, uuid, saved, url):
     for w in answer['where']:
         print(f'  where: {w["tensor"]}, {w["what"]}')
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # an explanation is one mistake, or two together
+        # an explanation is one mistake, or two mistakes together
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)
         print(f'  because ({codes}): {e["detail"]}\n  to fix: {e["fix"]}')
     return answer['verdict'] != 'mismatch'
 

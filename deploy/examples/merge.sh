@@ -18,8 +18,8 @@ post() {
     esac
 }
 
-# Sends a forward of one query over this key and value. Prints the beginning of the answer, up to its sizes, which is a
-# part of the merge's request.
+# Sends a forward of one query over this key and value. Prints the beginning of the answer, up to the member with its
+# sizes; this beginning is a part of the merge's request.
 part() {
     answer=$(post forward '{"q": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": [1]},
         "k": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": ['"$1"']},

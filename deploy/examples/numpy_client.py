@@ -63,7 +63,7 @@ def main(url='http://127.0.0.1:8080'):
     print(f'observe: mean entropy {looks["entropy"].mean():.2f} nats, the first key has {looks["key_mass"][..., 0].mean():.1f} of 100 queries')
 
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=np.ones_like(q), causal=True)
-    # with dout = 1, dv sums to 1 for each query, because the weights of a query sum to 1
+    # with dout = 1, each query adds 1 to the sum of dv, because its weights sum to 1
     total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)

@@ -58,7 +58,7 @@ def check(out=None, **members):
 
 
 def in_words(answer):
-    """Returns the answer of a check in words: what is wrong, where, why, and how to fix it."""
+    """Returns the answer of a check in words: what is wrong, where, why, and how to fix the kernel."""
     lines = [f'{answer["verdict"]}: {answer["operation"]} of attention']
     for name, e in answer['errors'].items():
         lines.append(f'  {name}: {e["wrong"]} of {e["of"]} are wrong by more than {e["limit"]:.1e}; the largest error is {e["max_abs"]}' +
@@ -66,7 +66,8 @@ def in_words(answer):
     lines += [f'  where: {w["tensor"]}, {w["what"]}: {w["wrong"]} of the {w["of_wrong"]} that are wrong' for w in answer['where']]
     lines += [f'  worst: {w["tensor"]}{w["index"]} is {w["got"]}, must be {w["want"]}' for w in answer['worst'][:3]]
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # an explanation is one mistake, or two together
+        # an explanation is one mistake, or two mistakes together
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)
         lines += [f'  because ({codes}): {e["detail"]}', f'  to fix: {e["fix"]}']
     if not answer['explanations']:
         lines.append('  no mistake that attnd knows explains it')

@@ -42,7 +42,8 @@ def cut(q, k, v, count, causal=False, **options):
     ends = {int(np.searchsorted(work, work[-1] * p / count)) + 1 for p in range(1, count)} | {0, Sk}
     parts = []
     for begin, end in zip(sorted(ends), sorted(ends)[1:]):
-        first = max(0, begin - behind) if causal else 0            # the first query that sees a key of this part
+        # the first query that sees a key of this part of the keys
+        first = max(0, begin - behind) if causal else 0
         mask = {'window': [-1, first + behind - begin], 'alignment': 'top_left'} if causal else {}
         part = {'q': q, 'k': k[:, begin:end], 'v': v[:, begin:end]}
         parts.append({**part, 'first': first, 'options': {**options, **mask}})
@@ -71,8 +72,8 @@ def merge(post, *results):
 def backward(post, part, whole, dout):
     """Returns the final dk and dv of one part's keys, and what this part adds to dq.
 
-    The server gets out and lse over all keys. From lse it computes the probabilities that this part's keys have among
-    all keys, so it needs no other part's keys."""
+    The server gets out and lse over all keys. From this lse it computes the probabilities that the part's keys have
+    among all keys, so it needs no other part's keys."""
     first = part['first']
     results = {'out': whole['out'][:, first:], 'lse': whole['lse'][:, :, first:], 'dout': dout[:, first:]}
     answer = post('backward', {**inputs(part), **results}, **part['options'], grad_dtype='float32')
@@ -90,8 +91,8 @@ def join(*gradients):
 
 
 class Unavailable(Exception):
-    """Raised if no server answered, or none could at the moment. A server keeps nothing of a request, so the same
-    request may be sent again, to any server."""
+    """Raised if no server answered, or if no server could compute at the moment. A server keeps nothing of a request,
+    so the same request may be sent again, to any server."""
 
 
 class Refused(Exception):
@@ -107,7 +108,7 @@ def ready(servers, n):
                 return url
         except (OSError, http.client.HTTPException):
             pass
-    time.sleep(1)  # a server that is being restarted needs a second, before the engine (Dask or Ray) tries again
+    time.sleep(1)  # a server that is being restarted needs a second; then the engine (Dask or Ray) tries again
     raise Unavailable(f'none of {", ".join(servers)} is ready')
 
 
@@ -174,7 +175,7 @@ def show(attention, servers):
         attention(servers, cut(q, k, k, 3), q)
         sys.exit('three heads of k were not refused')
     except Refused as refused:
-        # Ray raises an exception of its own, whose cause is the worker's exception
+        # Ray raises an exception of its own, whose cause is the worker's exception, so that cause is printed
         print(f'refused: {getattr(refused, "cause", refused)}')
 
 

@@ -146,7 +146,7 @@ class Attention(torch.autograd.Function):
         return None, None, *(found.get('d' + name) for name in ctx.names.split())
 
 
-# Returns the i-th problem's part of a tensor. With vmap, all problems are sent in one request.
+# Returns problem i's part of a tensor with many problems (vmap), which are all sent in one request.
 
 
 def one_of(x, dim, i):
@@ -210,8 +210,8 @@ def main():
     (dv,) = torch.autograd.grad(dropped, eye, ones)
     assert torch.allclose(dropped.sum(-2), dv[..., 0], atol=1e-5) and (dropped == 0).any()
 
-    # Steps and tolerances of gradcheck are larger than its defaults, which are for float64: float32 has 24 bits.
-    # gradcheck warns of float32.
+    # The steps and tolerances of gradcheck are larger here than its defaults, which are for float64, because float32
+    # has 24 bits. gradcheck warns of float32.
     warnings.filterwarnings('ignore', message='.*double precision')
     small = [torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3)] + [torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 3, 3), (2,), (2,))]
     assert torch.autograd.gradcheck(lambda q, k, v, bias, slopes, sinks: attention(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks, causal=True, softcap=5),

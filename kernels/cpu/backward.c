@@ -1,9 +1,9 @@
 /* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691), Algorithm
  * 2, made deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item of FLASH_KEYS
- * owns a chunk of Bk keys of one key/value head. It walks over the row tiles of the whole group of query heads that see
- * the chunk, and computes for each of them:
+ * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item (unit of
+ * parallel work) of FLASH_KEYS owns a chunk of Bk keys of one key/value head. The item goes over the row tiles of the
+ * whole group of query heads that see the chunk, and computes for each of them:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
@@ -11,16 +11,16 @@
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
  * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
- * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together follow each other
- * through the tiles, so a chunk waits for the work of one row tile. Threads take items in order, so a chunk that others
- * wait for is always running. This scheme needs no memory and no second pass (a second pass would compute S and dP
- * again for dQ: 7 products instead of 5), and the bits do not depend on timing.
+ * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together go through the tiles
+ * one behind the other, so a chunk waits only while another chunk computes one row tile. Threads take items in order,
+ * so a chunk that others wait for is always running. This scheme needs no memory and no second pass (a second pass
+ * would compute S and dP again for dQ: 7 products instead of 5), and the bits do not depend on timing.
  *
  * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. Therefore the item that owns the chunk
  * adds to the element without waiting. Where bias is broadcast over heads of several groups or over batch rows, several
  * items would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one
- * after the other. Such a set of heads and batch rows is a class. FLASH_FINISH adds up dalibi_slopes and dsinks from
- * parts, in order.
+ * after the other. Such a set of heads and batch rows is called a class. FLASH_FINISH adds up dalibi_slopes and dsinks
+ * from parts, in order.
  *
  * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
  * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these make
@@ -36,20 +36,20 @@
 
 struct scratch {
     /* distances between rows, in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS
-     * as an operand A (simd.h) */
+     * where dS is an operand A (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* lse in base 2 of each row of the tile */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences of few rows (the path FLASH_DOTS), whose scores
-     * dots() computes */
+    float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld], for sequences of few query rows (the path FLASH_DOTS): dots() computes
+     * their scores */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;   /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
-    char *gathered; /* memory in which the rows of a tile of q or dout are collected from several heads */
+    float *clean;   /* memory in which packing replaces NaN and infinity by 0, for FLASH_UNIT rows of f32 */
+    char *gathered; /* memory to which the rows of a tile of q or dout are copied if they belong to several heads */
     /* [Dv][keys]: for each key, the sums of the NaN and infinite elements of dO in the rows that see the key; packing
      * replaced these elements by 0 */
     float *nonfinite_sums;
@@ -93,7 +93,7 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Returns whether any output other than dv needs the gradient of the scores. */
+/* Returns whether any output except dv is wanted, because all others need dS, the gradient of the scores. */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -116,7 +116,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stops if the run is cancelled, because a row may take long */
+    /* stops if the client has cancelled the work, because the computation below may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -135,8 +135,8 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows that see exactly one key. P of such a row is 1, but the computed exp2(score - lse) differs from 1 by
- * the rounding of lse. */
+/* Marks the rows of a tile that see exactly one key, because P of such a row must be 1, but the computed exp2(score -
+ * lse) differs from 1 by the rounding of lse. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -205,8 +205,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. Chunks below *below are
- * known to have finished all row tiles. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. The function need not
+ * look at chunks below *below, because they have finished all row tiles; it raises *below. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -214,8 +214,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            /* stops waiting if the run is cancelled, because the chunk that this thread waits for may then never be
-             * computed */
+            /* stops waiting if the client has cancelled the work, because the chunk of keys that this thread waits for
+             * may then never be computed */
             if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }
@@ -223,8 +223,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds elements of dO that are NaN or infinite, which packing replaced by 0, to `nonfinite_sums`: to the sums of each
- * key that the element's row sees. */
+/* Adds elements of dO that are NaN or infinite, which packing replaced by 0, to `nonfinite_sums`: for each key that the
+ * element's row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -252,8 +252,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes the part of dalibi_slopes that comes from a block, -sum dZ |i + Sk - Sq - j|, for each query head of the
- * tile, and adds it to the head's sum in `sums`. */
+/* Computes the part of dalibi_slopes that comes from a block of queries and keys, -sum dZ |i + Sk - Sq - j|, for each
+ * query head of the tile, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -283,7 +283,7 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* if x == cols, the only key that the row sees is in another block of keys */
+    if (x == cols) return lse2; /* x == cols: the only key that the row sees is not in this block of keys */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -316,8 +316,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 }
 
 /* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise it is a copy in `scratch`, in which rows with NaN get an lse2 from f->strange, and new scores in S
- * that fit it. j is the block's first key; c is the factor that flash_scores() returned for the block. */
+ * itself. Otherwise it is a copy in `scratch`, in which rows with NaN get an lse2 from f->strange; the function then
+ * also replaces the scores S of these rows. j is the block's first key; c is the factor that flash_scores() returned
+ * for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -337,7 +338,7 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 /* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first; /* index of the chunk's first key in k and v */
+    int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
     int n;         /* number of the chunk's keys that exist (before seqlens_k) */
     /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
@@ -366,8 +367,8 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
 }
 
 /* Computes S = Q K^T of a row tile. The terms of each sum are added in the same order as in the sequence's forward,
- * because the backward subtracts the forward's lse from these scores. Returns true where some products may be infinite
- * or NaN although the scores are finite. */
+ * because the backward subtracts the forward's lse from these scores. Returns true if some products may be infinite or
+ * NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -388,7 +389,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Stores dk and dv of the chunk. Keys that no query sees and keys past seqlens_k get zeros. */
+/* Stores dk and dv of the chunk of keys. Keys that no query sees and keys past seqlens_k get zeros. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -436,9 +437,10 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the chunk's keys are packed when the first row tile sees one of them */
+        /* packing waits until a row tile sees a key of the chunk, because chunks that no query sees need no packing */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells later chunks of keys that they need not wait for the row tiles that this chunk has skipped */
+        /* tells later chunks of keys that this chunk will add nothing to the row tiles it skipped, so they need not
+         * wait */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -502,8 +504,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Items that run at
-         * the same time are then mostly of different heads, which need not wait for each other. */
+        /* Items (units of parallel work) are ordered by chunk of keys, and within a chunk by head. Threads then mostly
+         * compute different heads at the same time, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

@@ -3,8 +3,9 @@
  * pool.h. reference.c computes problems with a tensor or an option that those files do not support.
  *
  * A device owns one pool of threads. A call on a stream returns when all of its work is done, because the calling
- * thread takes part in the work; done() therefore always says true. Device memory and staging memory are the same plain
- * memory, and the device is unified: no copies are needed. Both kinds of memory count against one limit.
+ * thread takes part in the work; done() therefore always reports that the stream is done. Device memory and staging
+ * memory are the same plain memory, and the device is unified: no copies are needed. The sum of both kinds of memory
+ * has one limit.
  *
  * Invariants
  *
@@ -29,20 +30,20 @@ enum {
     HEADER_BYTES = 64,
     /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems that a device computes at a time, each on a thread of its own; a core that has
-     * nothing to do in its own batch works on the other batch */
+    /* number of batches of problems that should run on the device at a time, each on a thread of its own; a core
+     * without work in one batch then works on the other */
     STREAMS = 2,
 };
 
-/* For each table of simd.h: a number of operations per second that no thread reaches. It is three times the speed of
- * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"), and for arm64 three times the peak of
- * four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which takes half a
- * cycle per score on the widest vectors. */
+/* For each instruction set of simd.h: a number of operations per second that no thread reaches. The number is three
+ * times the speed of the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"), and for arm64 three
+ * times the peak of four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which
+ * takes half a cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
-    /* Floating point operations of a core per clock: two per multiply-add, times the lanes of a vector, times the
-     * multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
+    /* The number of floating point operations that a core does per clock: two per multiply-add, times the lanes of a
+     * vector, times the multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
     int a_clock;
 } fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
                 { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };
@@ -58,7 +59,7 @@ struct cpu_device {
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* what the backend knows of the device; attn_capabilities.facts points to it */
+    } facts; /* what plans need to know of the device; attn_capabilities.facts points to this struct */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;
@@ -101,7 +102,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* madvise() is only advice: if the system ignores it, the work is slower but right */
+    /* madvise() may fail without harm: the work is then slower but right */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -204,8 +205,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Returns how many plans, from number `first` on, flash attention computes together as one run; 0 if plan `first` needs
- * the kernel "double". */
+/* Returns how many plans, from number `first` on, the fast kernels (flash attention) compute together as one run; 0 if
+ * plan `first` needs the kernel "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;
@@ -213,8 +214,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace, as many as the largest run needs: all runs use one workspace, one after the other.
- * The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace. They are the bytes that the largest run needs, because the runs use one workspace,
+ * one after the other. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -251,7 +252,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() instead of memcpy(), because a caller of a unified device may copy a buffer onto itself */
+    /* memmove() and not memcpy(), because `to` may be `from`: a unified device needs no copies */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -304,9 +305,9 @@ static attn_status sum(attn_stream *stream, const attn_sum *parts, attn_error *e
     return ATTN_OK;
 }
 
-enum { MERGED_ROWS = 64 }; /* number of rows that one item (unit of parallel work) of a merge computes */
+enum { MERGED_ROWS = 64 }; /* number of rows of a merge that one item (unit of parallel work) computes */
 
-/* A merge of partial results, and the flag by which its caller cancels it. */
+/* What the threads of a merge share: the plan of the merge, and the flag by which its caller cancels it. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

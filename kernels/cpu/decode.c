@@ -2,14 +2,15 @@
  * speculated tokens.
  *
  * A tile of few rows reads each key and value once and computes little with it, so packing K and V would cost more than
- * the products. decode.c reads K and V as they lie in memory (dots, axpys) and computes all rows of the tile at each
- * key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are split into spans of
- * keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the spans in order.
+ * the products. decode.c reads K and V as they lie in memory, by dots() and axpys() of simd.h, and computes all rows of
+ * the tile at each key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are
+ * split into spans of keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the
+ * spans' results in order.
  *
  * In layout bshd the heads of a key lie side by side. Code that reads one head at a time reads pieces of D elements
- * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item therefore computes a
- * bundle of heads together: it walks over KEYS keys in steps of STEP, and at each step over the heads. What is computed
- * for each head, and in which order, does not depend on the bundle.
+ * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item (unit of parallel
+ * work) therefore computes a bundle of heads together: it goes over KEYS keys in steps of STEP, and at each step over
+ * the heads. What is computed for each head, and in which order, does not depend on the bundle.
  *
  * Hidden keys are never read: axpys() skips a V whose P is 0. */
 #include <math.h>
@@ -31,15 +32,15 @@ enum {
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* true: the head sees some of the KEYS keys that are computed now, so `block` is valid */
+    bool seen; /* true: the head sees some of the KEYS keys that are being computed, so `block` is valid */
     float *Q, *S, *O, *m, *l;
 };
 
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
-     * rows. */
+    /* Arrays of the bundle (heads that are computed together). Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, of which
+     * each head has some. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;
@@ -94,8 +95,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Finds which columns of the block that the head sees are keys from `from` to from + STEP - 1. Returns their number;
- * *first becomes the first of these columns. */
+/* Finds which columns of head->block (the keys that the head sees) are keys `from` to from + STEP - 1. Returns their
+ * number; *first becomes the first of these columns. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -116,8 +117,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* causal, window and lengths are the same for all heads, so the tile of any head of the bundle says which keys are
-     * seen */
+    /* causal, window and lengths are the same for all heads, so the tile of any head of the bundle tells which keys the
+     * rows see */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -11,14 +11,15 @@
  * is the number of keys. The loops in float32 computed the same P, so O is right and only lse is wrong.
  * flash_exact_alike() recognises the row by its bias alone.
  *
- * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing finds
- * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
+ * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
+ * tests, at no cost, whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
  * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
  * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first
  * would not help: scale * q may underflow where scale q . k does not, and every score within range would have other
  * bits.
  *
- * lse is stored in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P = exp(z
+ * lse is stored in two parts, the largest score and the rest. One double cannot hold both where the score is 1e38, and
+ * P = exp(z
  * - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row with NaN in
  * lse2. */
 #include <float.h>
@@ -31,14 +32,14 @@
 #include "kernels/score.h"
 
 enum {
-    /* number of keys that are scored together; each group of keys begins at a multiple of KEYS */
+    /* number of keys whose scores are computed together; the first key of each such group is a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
     /* After an overflow of the sum P V, the row is computed again with P divided by 2^SHARE_BITS, which keeps a sum
      * over KEYS values finite. */
     SHARE_BITS = 24,
 };
 
-/* A row of the score matrix: one query of one query head, with its keys. */
+/* A row of the score matrix: one query of one query head, and the range of keys that it may see. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -49,11 +50,11 @@ struct row {
     float q[ATTN_MAX_HEAD_DIM];
 };
 
-/* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
+/* Up to KEYS keys of a row, j to j + n - 1, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* n: number of keys; seen: number of the keys that the row sees */
-    uint8_t sees[KEYS]; /* 1: the row sees the key; 0: it does not */
+    int n, seen;        /* n: number of keys; seen: how many of them the row sees */
+    uint8_t sees[KEYS]; /* for each key: 1 if the row sees the key, otherwise 0 */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
     double z[KEYS], slope[KEYS];
@@ -87,7 +88,8 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Returns whether masks and bias let the row see key j. The caller has tested causal, window and lengths. */
+/* Returns whether masks and bias let the row see key j. The caller must already have tested causal, window and
+ * lengths. */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -110,8 +112,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills in sees, seen and bias of `at` for n keys: from j up to the next multiple of KEYS, or to `end`. Entries behind
- * the last of these keys become 0. */
+/* Fills the members sees, seen and bias of `at` for n keys of the row: from key j up to the next multiple of KEYS, or
+ * to `end`. Entries behind the last of these keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -130,7 +132,8 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
         for (int x = 0; x < KEYS; x++)
-            at->sees[x] &= kept[x] != 0; /* processes all KEYS entries, so that the compiler vectorises the loop */
+            at->sees[x] &= kept[x] != 0; /* the loop goes over all KEYS entries, also those without a key, so that the
+                                          * compiler vectorises it */
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);
@@ -153,8 +156,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position. If two of these keys are visible, the row sees more than one key,
-     * and no other key need be tested. */
+    /* Tests two keys near the row's own position first, because most rows see them. If both are visible, the row sees
+     * more than one key, and no other key need be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -218,7 +221,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
     /* `most` is the most that q . k and ALiBi can add to a bias. If `most` is below half of the last bit of the bias in
-     * double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may differ. */
+     * double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may differ, so the row is
+     * not one of equal scores. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -298,7 +302,8 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* a NaN score makes the row's result NaN, whatever other keys hold */
+        if (nan != nan) { /* returns early, because a NaN score makes the row's result NaN, whatever the other keys
+                           * are */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

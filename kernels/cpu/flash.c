@@ -1,4 +1,4 @@
-/* flash.c: code that all phases use: tiles of a problem, dropout, packed operands. See flash.h. */
+/* flash.c: code that all phases use: tiles of a problem, dropout, packing of rows for matrix products. See flash.h. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -99,8 +99,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* `masked` is set even if all hidden keys come after the last visible one; that costs time but changes no
-             * result */
+            /* `masked` (FlashMask must be tested) is set even if all hidden keys come after the last visible one, which
+             * costs time but changes no result */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -115,7 +115,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
     /* The block's first column c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that
-     * only FlashMask hides. */
+     * only FlashMask hides; FlashMask must then be tested. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }
@@ -130,10 +130,10 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* number of groups of 8 keys whose dropout bits are drawn together */
+enum { GROUPS = 16 }; /* number of groups (8 keys each) for which random bits of dropout are drawn together */
 
-/* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Compilers
- * vectorise its loops. */
+/* Draws the random words of dropout for GROUPS consecutive groups of keys. The words are those of attn_dropout_words(),
+ * but compilers can vectorise these loops. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -158,7 +158,7 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* Writes 1 for each key that dropout keeps and 0 for other keys, for HALVES keys from key 8 * group on. */
+/* Writes 1 for each key that dropout keeps and 0 for each other key, for HALVES keys from key 8 * `group` on. */
 static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;
@@ -166,7 +166,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
     uint32_t word[4][GROUPS], m[GROUPS][8], bits;
     memcpy(&bits, &one, sizeof bits);
     draw(f->p->seed, head_index, i, group, word);
-    /* bit masks instead of branches, because a processor would mispredict a branch with probability dropout_p */
+    /* bit masks instead of branches, because the branches depend on random numbers and would often be mispredicted */
     for (int w = 0; w < 4; w++)
         for (int g = 0; g < GROUPS; g++) {
             m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
@@ -178,7 +178,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    /* j is a multiple of FLASH_UNIT, and therefore of the 8 keys of a dropout group */
+    /* j is a multiple of FLASH_UNIT, so it begins a group of 8 keys, for which dropout draws bits together */
     const int64_t j = j0 + block->c0;
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
@@ -223,13 +223,14 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    /* for an observe (statistics of probabilities), which has no v, cols is 0 and the address of v is NULL */
+    /* for an observe (statistics of probabilities), which has no v, cols is 0 and the address of v is NULL, so nothing
+     * is copied */
     for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Returns whether dout is rounded to bf16 when it is packed as an operand. */
+/* Returns whether packing rounds dout to bf16 for matrix products. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;
@@ -262,7 +263,8 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
     }
 }
 
-/* Converts FLASH_UNIT rows to f32, replaces NaN and infinity by 0, and packs the result. Returns enum flash_values. */
+/* Converts FLASH_UNIT rows to f32, replaces NaN and infinity by 0, and packs the result. Returns what packing found in
+ * the rows, as bits of enum flash_values. */
 static int pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
                            int64_t stride, void *operand, int64_t ld, float *scratch)
 {

@@ -41,9 +41,8 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
 
-/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A new
- * feature of attention.h is missing here until the fast kernels have it; until then the kernel "double" computes
- * problems with it. */
+/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A problem
+ * with a feature that is not in this list is computed by the kernel "double". */
 #define FLASH_FEATURES                                                                                                \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
      ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
@@ -79,19 +78,19 @@ enum {
     FLASH_BUNDLE_ROWS = 32,
 };
 
-/* Which code computes the forward of a sequence. */
+/* The code that computes the forward of a sequence: one of two paths. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
 /* The lse of a row as a sum of two numbers, in natural units: the row's largest score `top`, and `rest`, which is lse -
- * top. A row that sees no key has -inf and 0. */
+ * top. If a row sees no key, `top` is -inf and `rest` is 0. */
 struct flash_lse {
     double top, rest;
 };
 
-/* Properties of a tile's values that packing found, as a set of bits. */
+/* What packing found in the numbers of a tile, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
@@ -102,9 +101,9 @@ enum flash_values {
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    /* every score must be computed in double; if lse.top is NaN, the scores are not computed but become NaN */
+    /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
     FLASH_EXACT,
-    FLASH_ALIKE, /* every key that the row sees has the same score z */
+    FLASH_ALIKE, /* all keys that the row sees have one score, so each P is 1 / (number of these keys) */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
@@ -118,19 +117,19 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    /* true: K and V are packed once for all row tiles; false: each row tile packs the keys that it needs */
+    /* true: K and V are packed once for all row tiles; false: each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
     /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
      * few query rows (FLASH_DOTS) */
     int bundle;
-    int64_t tiles; /* number of row tiles per key/value head */
+    int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
     /* number of rows in all row tiles of a key/value head, each tile rounded up to FLASH_UNIT rows */
     int64_t rows;
-    /* splits: number of runs of keys (spans) into which the keys of a row tile are split, or 1; span: number of keys in
-     * each of them */
+    /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
+     * span */
     int64_t splits, span;
-    /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
+    /* number of rows in which a key/value head stores partial results of one span of keys; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -138,9 +137,9 @@ struct flash_sequence {
 /* A row tile: queries of one head, or of several heads of one key/value head's group, that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
-    int64_t b, hk; /* sequence, key/value head */
+    int64_t b, hk; /* the tile's sequence b and key/value head hk */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* h: first query head of the tile; i0: first query of the tile in its sequence */
+    int64_t h, i0; /* h: first query head of the tile; i0: index in its sequence of the tile's first query */
     int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
@@ -156,17 +155,17 @@ struct visible_block {
     bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
-/* A problem of a run, with its tile sizes and the addresses of its arrays in the workspace. */
+/* One of the problems of an attn_run(), with its tile sizes and the addresses of its arrays in the workspace. */
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
-     * at least as exact as `type`. A forward and its backward compute scores with one type, because the backward
-     * computes P from the forward's lse. */
+    /* `type` is the compute type: the format of numbers in matrix products (simd.h). `forward_type` is the compute type
+     * of P V in a forward, and is at least as exact as `type`. A forward and its backward compute scores with one type,
+     * because the backward computes P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    /* true: scores depend only on q, k, a positive scale, and the range of columns that each row sees */
+    /* true: the scores have no options but a positive scale, and each row sees one range of keys */
     bool plain;
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
@@ -179,16 +178,16 @@ struct flash {
      * (FLASH_DOTS) */
     int bundle;
     int64_t B;
-    const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
+    const int *cancel; /* the caller's cancel flag, which attn_is_cancelled() reads between tiles */
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
     int64_t scratch_bytes;
 
-    struct flash_sequence *seq; /* [B]: one entry for each sequence */
+    struct flash_sequence *seq; /* array of B entries, one for each sequence */
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* for each key tile, what packing found in its values: bits of enum flash_values */
-    int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
+    uint8_t *kv_values;   /* for each key tile, what packing found in its numbers: bits of enum flash_values */
+    int64_t kv_key_bytes; /* bytes per key that `kv` has for packed K and V */
     /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
      * keys */
     attn_mask_extremes *extremes;
@@ -196,57 +195,58 @@ struct flash {
     /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
     _Atomic float *most;
 
-    /* Partial results of sequences whose keys are split into runs (spans). O is [rows][Dv], m and l are [rows], where
-     * `rows` is the sum of part_rows over all spans and key/value heads. */
+    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
+     * is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
-    /* Arrays of a backward with an entry for each row. */
-    char *Qa, *dOa;           /* Q and dO as operands A of matrix products (simd.h), one row after the other */
-    char *Qat, *dOat;         /* Q and dO as transposed operands A, one row tile after the other */
-    float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
-    /* lse (exact.c) of the rows whose P cannot be computed as exp2(score - lse2) in float32; entries of all other rows
-     * are not written */
+    /* The arrays below belong to a backward and have an entry for each row. */
+    char *Qa, *dOa;           /* Q and dO packed for matrix products, one row after the other */
+    char *Qat, *dOat;         /* Q^T and dO^T, packed for matrix products, one row tile after the other */
+    float *lse2, *delta, *dQ; /* lse2: lse in base 2, or NaN for a row whose lse is in `strange` */
+    /* for each row whose P cannot be computed as exp2(score - lse2) in float32: its lse (exact.c); the entries of other
+     * rows are undefined */
     struct flash_strange *strange;
-    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; FLASH_WILD is about
-     * Q, FLASH_UNREAL about dO */
+    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT; the bit FLASH_WILD
+     * is about Q, and FLASH_UNREAL about dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe (statistics of probabilities) with an entry for each row. With z in base 2, P = exp2(z -
-     * row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN where `strange` holds the
-     * row's lse. */
+    /* Arrays of an observe (statistics of probabilities) with an entry for each row. For a score z in base 2, the
+     * probability is P = exp2(z - row_base) row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
+     * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
-     * map. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of FLASH_KEYS that compute a chunk of keys; the other
+     * items compute the output map. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
-    /* Arrays and sizes of a backward with an entry for each chunk of keys. */
-    int64_t chunks; /* number of chunks of each sequence; if sequences are packed, of the longest sequence */
+    /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
+    int64_t chunks; /* number of chunks (keys that a backward computes together) of each sequence; if packed, of the
+                     * longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* shape [B][H][chunks]: the part of dalibi_slopes that comes from each chunk of keys */
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* number of row tiles, of packed key tiles and of chunks in all sequences together */
+    /* number of row tiles, of packed key tiles and of chunks of keys, in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item of FLASH_ROWS; dbias_blocks:
-     * number of these runs in each [Sq, Sk] matrix of dbias */
+    /* dbias_slices: number of runs of rows of dbias that are set to zero, each by one item (unit of parallel work) of
+     * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation, `items` is the number of units of work of this problem, and `first` that of
-     * all earlier problems of the run */
+    /* for each phase of the computation, `items` is the number of items (units of parallel work) of this problem, and
+     * `first` that of all problems before it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How many row tiles a chunk of keys has finished in a backward: all before `tile`. The struct fills a cache line, so
- * that threads that poll one chunk do not slow down the threads of other chunks. */
+/* How far a chunk of keys is in a backward: it has finished all row tiles before `tile`. The struct fills a cache line,
+ * so that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every item divides the memory anew, from
- * the start. */
+/* The scratch memory of a thread, large enough for each problem of the attn_run(). Every item (unit of parallel work)
+ * divides the memory from its start among its own arrays. */
 struct flash_scratch {
     char *memory;
 };
@@ -259,28 +259,29 @@ struct flash_run {
     int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
     int64_t items[FLASH_PHASES];
     const int *cancel;
-    bool small; /* true: the run is too small to wake other threads */
+    bool small; /* true: all problems together are so little work that other threads are not woken */
 };
 
 /* Computes the bytes of workspace that suffice for the problems of `plans`, whatever the lengths of their sequences
- * are. TOO_LARGE on overflow. */
+ * are. Returns TOO_LARGE if the sum overflows. */
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Computes the bytes of workspace as flash_run_bytes() does, but for the true lengths of the sequences. A run whose
- * caller gives no workspace allocates this size. */
+/* Computes the bytes of workspace that the problems of `plans` need with the true lengths of their sequences
+ * (flash_run_bytes() uses upper bounds). If the caller gives no workspace, this size is allocated. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
-/* Computes all problems and returns when they are done. The workspace is 64-byte aligned. Returns false if *cancel was
- * set and some work was not done; `cancel` may be NULL. */
+/* Computes the `count` problems of `plans` and returns when they are done. The workspace is 64-byte aligned. Returns
+ * false if *cancel was set and some work was not done; `cancel` may be NULL. */
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
 /* ---- An allocator of scratch memory, which can also only measure how much is needed ------------------------------ */
 
-/* A piece of memory that flash_take() divides, from the start on. If base is NULL, the arena only adds up sizes. The
- * same code can thus first measure the memory and then divide it. `used` is INT64_MAX after an overflow. */
+/* An arena is a piece of memory from which flash_take() takes one array after the other. If `base` is NULL, the arena
+ * only adds up the sizes. The same code can thus first measure the memory and then divide it. `used` is INT64_MAX after
+ * an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -295,17 +296,17 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 /* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
-/* Returns the sequence to which an item (unit of work) belongs. `field` is the offset in struct flash_sequence of a
- * prefix sum, such as tiles0, that counts these items. */
+/* Returns the sequence to which item number `item` (a unit of parallel work) belongs. `field` is the offset in struct
+ * flash_sequence of a prefix sum, such as tiles0, that counts these items. */
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds which columns of the keys j0 to j1 - 1 a row tile sees, where j0 is a multiple of FLASH_UNIT. Returns false if
- * the tile sees none of these keys. */
+/* Finds which of the keys j0 to j1 - 1 a row tile sees, as columns of *block; j0 is a multiple of FLASH_UNIT. Returns
+ * false if the tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory in which flash_scores() notes which columns (keys) each row of a tile may see. */
+/* Scratch memory in which flash_scores() stores which columns (keys) each row of a tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
@@ -315,23 +316,23 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
                               struct flash_limits *limits);
 
 /* Turns the products S = Q K^T of a tile (rows x block.cols) into scores; hidden scores become -inf. Returns the factor
- * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: NULL, or as in struct simd_score.
+ * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: as in struct simd_score; may be NULL.
  * `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
-/* Writes 1 for each pair of a block that dropout keeps, and 0 for each that it drops. The factor 1 / (1 - p) is applied
- * to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded with P to the operand's
- * type, and a P of 1 would not stay exact. */
+/* Writes 1 for each (query, key) pair of a block that dropout keeps, and 0 for each pair that it drops. The factor 1 /
+ * (1 - p) is applied to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded together
+ * with P for the next matrix product, and a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, as flash_drop() does, but for one row and n
- * keys from key j on, n <= FLASH_MASK_BLOCK. */
+/* Writes 1 for each pair that dropout keeps and 0 for each that it drops, for query i of head h and n keys from key j
+ * on, n <= FLASH_MASK_BLOCK. (flash_drop() does so for a block of rows.) */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the matrix is the
- * tensor's memory; otherwise the rows are copied to `scratch` (t->rows * cols elements). */
+/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns
+ * an address in the tensor's own memory; otherwise it copies the rows to `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
 /* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
@@ -349,9 +350,9 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 }
 
 /* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. Where a page ends earlier, the
- * matrix ends with it, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit` rows are
- * gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not depend on
- * where pages end. */
+ * matrix ends with the page, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit`
+ * rows are gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not
+ * depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -382,7 +383,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return enum flash_values. `scratch` has FLASH_UNIT * cols floats. */
+ * and infinity. Both return what they found in the numbers, as bits of enum flash_values. `scratch` has FLASH_UNIT *
+ * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
@@ -392,8 +394,8 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* ---- The phases of a run, one function for each ------------------------------------------------------------------ */
 
-/* Each function ..._item() computes item (unit of work) number `item` of its phase, for this problem. Each function
- * ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */
+/* Each function ..._item() computes item (unit of parallel work) number `item` of its phase, for the problem f. Each
+ * function ..._scratch() returns how many bytes of scratch memory a thread needs for an item. */
 void flash_forward_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item);
@@ -408,16 +410,18 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* The function in decode.c that computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle
- * (key/value heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
+/* The function in decode.c that computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path
+ * FLASH_DOTS: one bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in
+ * its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its
- * sum of exponentials. Products q . k that overflowed do not count, because flash_scores() has computed their scores
- * again in double. */
+/* Returns whether the numbers of row r of a tile exceed the range of float32, so that the row must be computed in
+ * double. m is the row's largest score in base 2, l its sum of exponentials. Products q . k that overflowed do not
+ * count, because flash_scores() has computed their scores again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
-    /* a row that sees a key has m = -inf only after an overflow, because a visible score is never -inf after score() */
+    /* a row that sees a key has m = -inf only after an overflow, because score() makes every visible score larger than
+     * -inf */
     if (m == -INFINITY && l == 0) {
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
@@ -425,46 +429,46 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* row_end.c: finishes the running O, m and l of a row tile. If the tile's keys are split, it stores a partial result;
- * otherwise it writes out and lse (in a backward: lse2 and delta). It changes O. `inverse`: t->rows floats of scratch.
- * `large`: O may have overflowed. */
+/* row_end.c: ends the computation of a row tile, whose running output, maximum and sum are O, m and l. If the tile's
+ * keys are split, it stores a partial result; otherwise it writes out and lse (in a backward: lse2 and delta). The
+ * function changes O. `inverse`: scratch memory for t->rows floats. `large`: O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
-/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters are those of
- * flash_row_end_part(). */
+/* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the
+ * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
- * part_l. */
+/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
+ * and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
-/* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is
- * rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
+/* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
+ * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
  * makes dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
-/* Loads a row of dO as f32 and rounds it as packing does for the products. */
+/* Loads a row of dO as f32 and rounds it to the format in which packing stores dO for matrix products. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
 /* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
-/* The keys of a row that have the largest scores, in descending order of score. */
+/* The keys of a row that have the largest scores so far, in descending order of score. */
 struct flash_top {
-    int most, count; /* most: number of scores that are wanted; count: number of scores that are stored */
+    int most, count; /* `most`: how many of the largest scores are wanted; `count`: how many are stored */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the smallest score in a full list, which a score must exceed to be added; -INFINITY if the list is not
- * full. */
+/* Returns the number that a score must exceed to be added: the smallest score in a full list; -INFINITY if the list is
+ * not full. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score to the largest ones. The score must exceed flash_top_least(). */
+/* Adds a score to the list of the row's largest scores. The score must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -486,8 +490,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse for gradient(): in `strange`, and in lse2 (float32, base 2). lse2 becomes NaN if float32 does not
- * suffice. */
+/* Stores a row's lse where gradient() finds it: in f->lse2 (float32, base 2), or in f->strange if float32 does not
+ * suffice; f->lse2 then becomes NaN. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -497,13 +501,13 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 }
 
 /* Computes the scores of row r of a tile for gradient(), in double, for columns j to j + cols - 1. Each score written
- * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, it gets softcap's factor for
- * the gradient. */
+ * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, the derivatives of softcap
+ * are written to it, for the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), and computes them again, because their products may have overflowed. Also
- * computes softcap's factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), and computes them again in double, because their products q . k may have
+ * overflowed. Also computes softcap's factor for the gradients of these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

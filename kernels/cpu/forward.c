@@ -1,7 +1,7 @@
 /* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. It is FlashAttention-2
  * (arXiv:2307.08691), Algorithm 1.
  *
- * A row tile walks over the key tiles that it can see:
+ * For each row tile, the code goes over the key tiles that some row of the tile can see:
  *
  *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
  *                                       blocks)
@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* nonfinite_sums comes last in scratch, because most problems never use its memory */
+    /* nonfinite_sums comes last in the scratch memory: most problems never touch it, so its pages are not needed */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
@@ -85,9 +85,9 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- Phase FLASH_PREPARE: packing K and V ------------------------------------------------------------------------ */
 
-/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Keys in pages are
- * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many keys
- * are packed at a time. */
+/* Packs K^T, and behind it V, of keys j0 to j0 + n - 1 for matrix products. Returns what packing found in both, as bits
+ * of enum flash_values. Keys in pages are packed page by page: panels (32 columns) of K^T and rows of V begin at
+ * multiples of FLASH_UNIT, and do not depend on how many keys are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -188,8 +188,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries are computed first. With a causal mask they see the most keys, and a long item that starts late
-     * would delay the whole parallel loop. */
+    /* The last queries are computed first, because with a causal mask they see the most keys. If such a long item (unit
+     * of parallel work) started last, all other threads would wait for it. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -212,7 +212,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* addresses of the block's columns in packed K^T, and of its rows in packed V */
+        /* where the block's first column begins in the packed K^T, and its first row in the packed V */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -247,7 +247,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            /* number of the block's columns that this strip (a few rows of the tile) skips, a multiple of FLASH_UNIT */
+            /* the block's first `skipped` columns (a multiple of FLASH_UNIT) are not computed for this strip, a few
+             * rows of the tile */
             const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
@@ -288,8 +289,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A row that sees no key of a run of keys has a partial result with m = -inf and l = 0, which is skipped. A
-             * NaN in any partial result makes the row NaN. */
+            /* A row that sees no key of a span of keys has a partial result with m = -inf and l = 0, which is skipped.
+             * A NaN in any partial result makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

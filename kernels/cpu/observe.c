@@ -8,9 +8,9 @@
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * The first two phases compute the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its
- * scores have the same bits as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are
- * double. All sums are in the order of rows and keys. Every number is written by one item.
+ * The first two phases compute the scores anew, so no array of Sq x Sk exists. Row tiles and the bits of their scores
+ * are the same as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are double. All sums
+ * are in the order of rows and keys. Every number is written by one item.
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
  * negative, however large the scores are. (The form lse - sum P z would cancel.)
@@ -25,7 +25,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* The rows r0 to r1 - 1 of a tile, which belong to one head h and to one row u of the output map. */
+/* A group of rows of a tile, r0 to r1 - 1: they belong to one head h, and to one row u of the output `map`. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -35,7 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output key_mass of one head, one for each key of the chunk */
+    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the chunk of keys that is being
+                    * computed */
     double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -74,7 +75,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores of a tile -------------------------------------------------------------------------------------------- */
 
-/* Packs the tile's rows of q. Returns whether their products with keys may overflow. */
+/* Packs the tile's rows of q. Returns whether products of these rows and keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -82,7 +83,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Packs keys j to j + n - 1 in scratch memory. Returns whether their products with queries may overflow. */
+/* Packs keys j to j + n - 1 in scratch memory. Returns whether products of queries and these keys may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -98,8 +99,9 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block is the part of these keys
- * that the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of the keys. */
+/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the part of
+ * these keys that the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of
+ * the keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
 {
@@ -122,7 +124,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Calls score_block(), and turns the scores S into probabilities. Returns false if the row tile sees none of the keys.
+/* Computes scores S of a row tile and some keys by score_block(), and turns them into probabilities. Returns false if
+ * the row tile sees none of the keys.
  * */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
@@ -149,7 +152,7 @@ static void begin_top(const struct flash *f, const struct scratch *s, int rows)
 }
 
 /* Adds the scores of a block to each row's list of its largest scores. Keys come in ascending order, so of two keys
- * with equal scores the lower one stays first. */
+ * with equal scores the key with the smaller index stays first. */
 static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c, const struct scratch *s)
 {
     for (int r = 0; s->top && r < t->rows; r++) {
@@ -184,7 +187,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* the natural logarithm of the largest probability */
+    const double from = row->m - lse.top - lse.rest; /* the natural logarithm of the row's largest probability */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;
@@ -209,13 +212,13 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and stores what weigh_block() needs to know of the row. `base`: the row's
- * largest score in base 2; NaN: the row is computed in double. `top`: the row's largest scores in natural units, or
- * NULL. */
+/* Writes the outputs of row r of a tile, and stores the numbers by which weigh_block() turns the row's scores into
+ * probabilities. `base`: the row's largest score in base 2; NaN: the row is computed in double. `top`: the row's
+ * largest scores in natural units, or NULL. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR) is within float32's range, also when it is multiplied by a probability */
+    enum { FAR = 64 }; /* exp(FAR), and its product with a probability, are within float32's range */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -248,7 +251,7 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Returns true if no score is needed before the phase FLASH_KEYS: lse is given, and no wanted output needs sums over
+/* Returns true if the phase FLASH_FORWARD need not compute scores: lse is given, and no wanted output needs sums over
  * the scores. */
 static bool is_known(const struct flash *f)
 {
@@ -321,8 +324,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, as far as the caller has
- * asked for these queries and keys. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for those queries and keys
+ * of which the caller wants the probabilities. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -337,7 +340,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether sequence b is in the outputs weights and map. In a packed problem, these show one sequence only. */
+/* Returns whether the outputs `weights` and `map` show sequence b. In a packed problem they show only one sequence. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -380,7 +383,7 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 /* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
 /* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) of number `cell`, or of the next cell that is not empty. */
+ * key) in cell number `cell`; if that cell is empty, in the next cell that is not. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
@@ -405,8 +408,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums of keys j to j + cols - 1 to the cells of the output map in which these keys lie. cells[0] is the cell in
- * column v0 of map. */
+/* Adds sums[0] to sums[cols - 1], which belong to keys j to j + cols - 1, to the cells of the output `map` in which
+ * these keys lie. cells[0] is the cell in column v0 of `map`. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];
@@ -419,8 +422,8 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of one row of the output map: the columns that one item computes. Several row tiles may add to the
- * same row of map. */
+/* Sums for a part of one row of the output map: the columns that one item (unit of parallel work) computes. Several row
+ * tiles may add to the same row of the map, so the sums are kept from one row tile to the next. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

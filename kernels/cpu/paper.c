@@ -16,7 +16,7 @@
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
  * used, because they may be NaN. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
  *
- * plain.c makes a device of this file, named "paper". The device's kernel rows list what it computes. */
+ * plain.c makes the device "paper" from this file. PAPER_FEATURES of plain.c lists what the device computes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@
 
 enum { Br = 16, Bc = 16 };
 
-/* One head: its sizes, and its matrices as rows of doubles without gaps. */
+/* One head of attention: its sizes, and its matrices, which are rows of doubles without gaps. */
 struct head {
     attn_geometry g;
     attn_sequence s;
@@ -40,7 +40,7 @@ struct head {
     double S[Br][Bc];
 };
 
-/* dot() returns x . y, and add() computes y += a x, both for vectors of n numbers */
+/* dot() returns x . y, and add() computes y += a x, where x and y are vectors of n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
@@ -82,7 +82,9 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue; /* the row sees no key of this block or of an earlier one */
+                if (most == -INFINITY)
+                    continue; /* skips the row, because it has seen no key yet: a maximum of -inf
+                                                  * would give NaN */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */
@@ -109,8 +111,8 @@ static void backward(struct head *a)
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys; dQ, dK and dV are zeros before it, as lines 3 and 7
-     * say */
+    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys. As lines 3 and 7 demand, dQ, dK and dV are zeros
+     * before the loop */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */

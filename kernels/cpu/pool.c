@@ -9,8 +9,8 @@
  * take items from its atomic counter. When another loop is linked, workers leave their loop after the current item.
  * They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the fewest.
  * Invariants, all under `lock`:
- *   1. A worker touches a loop only between inside++ and inside--.
- *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish.
+ *   1. A worker touches a loop only after it has counted itself in loop.inside, and before it subtracts itself again.
+ *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop whose memory ends.
  *   3. `posted` counts the loops that were ever linked; a polling worker reads it without the lock.
  *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop.
  *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
@@ -34,8 +34,9 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* largest number of threads of a pool */
-    /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
+    POOL_MAX_THREADS = 1024, /* the largest number of threads that a pool may have */
+    /* microseconds for which a thread polls: longer than the gap between two loops of one attn_run(), but too short to
+     * cost much */
     POOL_SPIN_US = 20,
     /* number of pause instructions between two reads of the clock, or between two yields of the processor */
     POOL_YIELD_EVERY = 64,
@@ -45,12 +46,12 @@ enum {
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the first item that no thread has taken yet */
+    atomic_int_fast64_t next; /* index of the first item (turn of the loop) that no thread has taken yet */
     int64_t items;
     pool_task task;
     void *context;
-    struct pool_part *part; /* the caller's use of the pool (pool_part) to which the loop belongs; NULL: none */
-    /* number of workers that compute items of this loop; written under the lock, read without it */
+    struct pool_part *part; /* the pool_part (its caller's use of the pool) to which the loop belongs; NULL: none */
+    /* number of workers that are in this loop; written under the lock, read without it */
     atomic_int inside;
 };
 
@@ -63,19 +64,21 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    /* signalled when a worker has left a loop, because the loop's caller may wait for its workers */
+    /* signalled when a worker has left a loop, because the loop's caller may be waiting until all workers have left */
     pthread_cond_t left_cond;
-    pthread_cond_t turn_cond; /* signalled when a paused thread may go on */
+    pthread_cond_t turn_cond; /* signalled when a paused thread may compute again */
     struct parallel_for *loops;
     /* list of all pool_parts (uses of the pool) that have begun and not ended */
     struct pool_part *parts;
     atomic_uint posted;
-    /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
+    /* number of threads that are computing; workers start only while it is below `threads`; written under the lock,
+     * read without it */
     atomic_int computing;
     bool closing;
     int sleeping; /* number of workers that sleep until posted_cond is signalled */
     int paused;   /* number of threads that pause until turn_cond is signalled */
-    int threads;  /* number of threads that compute: those that pool_open() started, and one that calls pool_run() */
+    int threads;  /* number of threads that should compute at a time: those that pool_open() started, and one that calls
+                   * pool_run() */
     void (*idle)(void);
     struct worker *workers;
 };
@@ -112,15 +115,16 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* `next` may exceed `items` by one per thread, which cannot overflow 64 bits. */
+    /* `next` may exceed the number of items by one per thread, which cannot overflow 64 bits. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when another loop has been posted. It also
- * leaves when more threads compute than the pool has, because a thread with a loop of its own has begun. */
+/* Takes and computes items (turns) of a loop, on a worker thread. The worker leaves the loop when another loop has been
+ * posted. It also leaves when more threads compute than the pool has: a thread with a loop of its own has then begun to
+ * compute. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -144,14 +148,14 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        /* an owner with several pool_parts in the list is counted only once, at the first of them */
+        /* true only at the owner's first pool_part in the list, so an owner with several pool_parts is counted once */
         count += other == p;
     }
     return count;
 }
 
-/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold
- * pool->lock. */
+/* Returns the loop that a worker should help to compute; NULL if threads have taken all items of all loops. The caller
+ * must hold pool->lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -169,13 +173,13 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* Returns whether one more thread may compute in the pool now. The caller must hold pool->lock. */
+/* Returns whether one more thread may start to compute. The caller must hold pool->lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold
+/* Adds `change` to the number of threads that compute, both in the whole pool and in `part`. The caller must hold
  * pool->lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
@@ -184,8 +188,9 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share, while other owners
- * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold pool->lock. */
+/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share of the pool, while
+ * other owners lack threads. `own` is 1 if the calling thread pauses and is to be counted as one more thread, otherwise
+ * 0. The caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -193,8 +198,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread between two items, while its owner (a client of the pool) has more threads than an equal
- * share and other owners lack threads. */
+/* Pauses the calling thread between two items of its loop, while its owner (a client of the pool) has more threads than
+ * an equal share and other owners lack threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -321,11 +326,11 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    /* threads have taken all items of the loop */
+    /* this thread found no item left, so threads have taken all items of the loop */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
-     * for a short time only. */
+    /* Other threads may still compute their last items of this loop. This thread polls before it sleeps, because it
+     * usually waits for a short time only. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -374,9 +379,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started earlier may read `threads`, so the lock is needed */
+        /* the lock is needed because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* pool_close() joins the threads counted here, even if a later thread could not be started */
+        /* set even if a later thread cannot be started, because pool_close() joins this number of threads */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

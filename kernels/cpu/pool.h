@@ -26,15 +26,15 @@
 
 struct pool;
 
-/* A function that computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to
- * pool_threads() - 1, which two threads in one loop never share. */
+/* A function that computes one item (turn) of a parallel loop. `worker` is the number of the thread: 0 for the thread
+ * that called pool_run(), and at most pool_threads() - 1. Two threads in one loop never have one number. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
 /* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread
  * for each core that this process may use. A started thread calls `idle` (NULL: nothing) before it sleeps. Errors:
  * DEVICE when the system cannot start a thread, NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
-void pool_close(struct pool *pool); /* `pool` may be NULL; no loop may be running */
+void pool_close(struct pool *pool); /* closes a pool, on which no loop may be running; does nothing if `pool` is NULL */
 int pool_threads(const struct pool *pool);
 
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
@@ -46,7 +46,7 @@ struct pool_part {
     const void *owner;
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
-    int computing; /* number of threads that now compute for this pool_part */
+    int computing; /* number of threads that are computing for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;
 };
 
@@ -57,14 +57,15 @@ struct pool_part {
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
-/* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread takes
- * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
- * pool_part that its thread has begun; a loop without a pool_part has no owner. Do not call this function from inside a
- * task. A task may wait for a task of a smaller index in its loop, which a running thread has taken already, but never
- * for a task of a larger index. */
+/* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread also
+ * computes items; if there is only one item, it works alone. Several threads may call the function at the same time;
+ * their loops run side by side. A loop belongs to the pool_part that its thread has begun; a loop without a pool_part
+ * has no owner. Do not call this function from inside a task. A task may wait for a task of a smaller index in its
+ * loop, which a running thread has taken already, but never for a task of a larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
+/* Call this function in a loop that waits inside a task: the processor pauses, and after some steps the thread
+ * yields. */
 void pool_breathe(unsigned *spins);
 
 #endif

@@ -1,7 +1,7 @@
 /* reference.c: textbook loops in double, with every option. Their results define what is correct.
  *
  * The loops are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no
- * tiles, no online softmax, a whole row of scores at a time. Users of the loops:
+ * tiles, no online softmax, a whole row of scores at a time. Two backends use the loops:
  *
  *   the backend "reference"    on one thread (plain.c); only tests open it as a device
  *   the backend "cpu"          as the kernel "double", for problems that its fast kernels do not support
@@ -36,7 +36,7 @@
 
 /* ---- One row of a problem: its scores and results ---------------------------------------------------------------- */
 
-/* State that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
+/* The state that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
  * sees[j]. */
 struct reference {
     const attn_problem *p;
@@ -45,13 +45,13 @@ struct reference {
     /* dropout drops an element of P if the element's random bits (philox.h) are below this number */
     uint32_t threshold;
 
-    int64_t b, h, hk; /* sequence, query head and key/value head that the loops now compute */
+    int64_t b, h, hk; /* the sequence b, query head h and key/value head hk that the loops are computing */
     attn_sequence s;
 
     double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
     double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
-    double *q, *dq;             /* row i of q and of dq, D numbers each */
-    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
+    double *q, *dq;             /* for the row that is being computed: row i of q and of dq, D numbers each */
+    double *out, *dout;         /* for the row that is being computed: row i of out and of dout, Dv numbers each */
     bool *sees;                 /* for each key j: whether the query of the row may see key j */
     double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
     /* for an observe (statistics of probabilities): the outputs key_mass and map of head h */
@@ -60,7 +60,7 @@ struct reference {
         /* for an observe (statistics of probabilities): the largest row_max, and the sum of the entropies, over the
          * rows of head h */
         double most, entropy;
-        int64_t rows; /* number of rows of head h that see a key */
+        int64_t rows; /* number of rows of head h that see at least one key */
     } seen;
     /* gradients that are sums over all broadcast axes; NULL where not requested */
     double *dbias, *dsinks, *dslopes;
@@ -90,7 +90,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` names the tensor of
+/* Returns the scale of a float8 tensor for this key/value head; 1 if no scale is given. `id` is the tensor with the
  * scales, such as k_scale. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
@@ -112,8 +112,8 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, whatever the alignment of
- * causal masks. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, also if causal masks are
+ * aligned top left. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
@@ -166,11 +166,11 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* returns before fmax(), which would lose the NaN */
+        /* returns here, because fmax() would lose the NaN */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    /* returns before -inf - -inf is computed, which would give NaN */
+    /* returns here, because -inf - -inf below would give NaN */
     if (m == -INFINITY) return (struct lse){ -INFINITY, 0 };
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
@@ -180,7 +180,7 @@ static struct lse lse_of_row(const struct reference *r)
 
 /* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
  * worth 2), so lse is then computed again from the scores. If the row sees one key and the given lse equals the key's
- * score up to rounding, the score is returned, so that P is exactly 1. */
+ * score up to rounding, the function returns the score in its place, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -192,14 +192,14 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* Computes P (probabilities) of the row from its lse. */
+/* Computes the probabilities P of the row's keys from the row's lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* Computes out = P V for row i. */
+/* Computes out = P V for row i, where P are the row's probabilities. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;
@@ -300,8 +300,8 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* Returns the lse for an observe (statistics of probabilities): the one that the caller gave, or else the lse of the
- * row's own scores. */
+/* Returns a row's lse for an observe (statistics of probabilities): the lse that the caller gave, or else the lse of
+ * the row's scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
@@ -387,8 +387,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* Stores a gradient that is a sum over batch rows, when all rows have been added. `from` holds the sums in double, at
- * the offsets that the tensor's strides give. */
+/* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double;
+ * each has the offset that it has in the tensor. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -415,8 +415,8 @@ static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
     return memory != NULL;
 }
 
-/* Returns the number of elements of memory from the first to the last element of a tensor, gaps included, by its
- * strides. */
+/* Returns the number of elements of memory from the first to the last element of a tensor, gaps between elements
+ * included. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -485,13 +485,14 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, divided into runs of heads (stretches), which threads compute side by side. */
+/* The key/value heads of all sequences, divided into stretches (consecutive heads), which threads compute side by
+ * side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    /* Hk: number of heads of one sequence; heads: of all sequences; each: of one stretch (run of heads) */
+    /* numbers of key/value heads: Hk in one sequence, `heads` in all sequences, `each` in one stretch */
     int64_t Hk, heads, each;
-    _Atomic int status; /* ATTN_OK, or the error of a run of heads */
+    _Atomic int status; /* ATTN_OK, or the error that occurred in a stretch */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -512,7 +513,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-/* Each thread gets several runs of heads, so that the threads end at about the same time. */
+/* The number of stretches (consecutive heads) per thread: several, so that all threads end at about the same time. */
 enum { STRETCHES = 4 };
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)

@@ -1,5 +1,5 @@
 /* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result if the
- * tile's keys are split. forward.c (its merge too) and decode.c end their rows with these functions. */
+ * tile's keys are split. forward.c and decode.c call these functions when a row's last key is done. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 enum { CLOSE_ROWS = 64 };
 
 /* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
- * / l times dropout's factor. A row that sees no key gets inverse 0, and lse2 is -inf or the sink. */
+ * / l times dropout's factor. A row that sees no key gets inverse 0, and its lse2 is -inf, or the sink in base 2. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -33,14 +33,14 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V that could overflow */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V, so nothing can have overflowed */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
 /* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
- * Writes the row's out to `row`. Returns false if the scores are not all equal. */
+ * Writes the row's out to `row`. Returns false, and writes nothing, if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -88,7 +88,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        /* computes rowsum(dO O), the first part of delta, from rows of O that are not yet divided by l */
+        /* computes rowsum(dO O), the first part of delta, from rows of O before they are divided by l */
         if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -109,7 +109,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                /* gradient() needs INFINITY for a row that sees no key, so that its P is 0 */
+                /* for a row that sees no key, lse2 is INFINITY instead of -INFINITY, so that gradient() computes P =
+                 * 0 */
                 f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {
@@ -125,8 +126,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns where the partial result of a row tile for run of keys number `split` begins, as a row of part_O, part_m and
- * part_l. */
+/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
+ * and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

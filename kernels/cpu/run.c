@@ -1,4 +1,5 @@
-/* run.c: lays out a run in memory and calls the phases in order. No other file calls the phases. See flash.h.
+/* run.c: lays out a run (the problems of one attn_run()) in memory and calls the phases in order. No other file calls
+ * the phases. See flash.h.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
@@ -6,7 +7,7 @@
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
  * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V as
- * B operands. */
+ * matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -22,11 +23,11 @@
 /* ---- The sizes of tiles ------------------------------------------------------------------------------------------ */
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"). All are multiples of FLASH_UNIT. A
- * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
- * first row of the table that fits the compute type and the larger of D and Dv applies. */
+ * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
+ * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* element: the dtype in which operands of matrix products are stored; parts: how many numbers of this dtype
-     * together store one number (simd_split.h) */
+    /* the compute type for which the row is: `element` is the dtype of stored numbers, and `parts` says how many of
+     * them add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -47,10 +48,10 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a run (span) into which the keys of a row tile are split, so that threads compute the runs side
-     * by side; a multiple of every BN (keys of a tile) */
+    /* number of keys of a span. The keys of a row tile are split into spans, which threads compute side by side; a
+     * multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
-    /* number of keys of a run if there are few query rows (the path FLASH_DOTS), because an item then does less work
+    /* number of keys of a span if there are few query rows (the path FLASH_DOTS), because a thread then does less work
      * per key */
     SPLIT_DOT_KEYS = 512,
     /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
@@ -59,17 +60,17 @@ enum {
     DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item (unit of work) sets to zero */
 };
 
-/* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
- * thread takes as long. */
+/* A run with fewer floating point operations than this takes 10 to 50 us. The calling thread computes it alone, because
+ * waking another thread takes as long. */
 static const double small_flops = 6e6;
 
-/* Numbers of tiles, rows and so on, summed over the sequences of a problem. They are exact if the lengths of the
+/* Sums over the sequences of a problem: numbers of tiles, rows and so on. They are exact if the lengths of the
  * sequences are known, and otherwise upper bounds. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* Returns a + b * c; INT64_MAX on overflow, for which flash_take() fails. */
+/* Returns a + b * c; If the result overflows, it is INT64_MAX, and flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -78,7 +79,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets the members of *q that depend only on the lengths of the sequence. */
+/* Sets the members of *q that depend on nothing but the sequence's lengths. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -104,8 +105,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K: the chunks also write the zero gradients
-     * of keys past seqlens_k. */
+    /* If K is not a packed tensor, a backward has chunks for all Sk rows of K, because the chunks also write the zero
+     * gradients of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -185,7 +186,7 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in parts
  * (simd_split.h) multiplies faster than f32: 1.4 times with three parts, twice with two. But types with parts pad D and
- * Dv to multiples of 32. f32 is chosen if the padding would cost more time than the faster products save. */
+ * Dv to multiples of 32. The function chooses f32 if the padding would cost more time than the faster products save. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
@@ -237,7 +238,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size, so the search has found a row */
+    assert(f->BM > 0); /* a row was found, because the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of work) computes several of them together (decode.c). */
     f->bundle = 1;
@@ -259,8 +260,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's part of the workspace among its arrays. If the arena has no memory, cut() only adds up the
- * bytes of the arrays. */
+/* Divides the problem's part of the workspace among the problem's arrays. If the arena has no memory, cut() only adds
+ * up the bytes of the arrays. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -290,7 +291,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than the numbers of the row */
+        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because simd_ld() adds at most 64 bytes */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -375,8 +376,8 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* Function that computes an item (unit of work), for each operation and phase; NULL if the operation has no items in
- * the phase. */
+/* For each operation and phase, the function that computes an item (unit of parallel work); NULL if the operation has
+ * no items in the phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,
@@ -402,10 +403,10 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel, the remaining items do nothing */
+    /* after a cancel, the remaining items (units of parallel work) end here at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
-     * `item`. */
+    /* A binary search finds the problem to which item number `item` belongs: the last problem whose first item has no
+     * larger number. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -427,9 +428,9 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes memory for f->seq as its first array, but needs sums over the entries of f->seq. Therefore f->seq
-         * is filled before cut() is called, at the address that cut() will give it. A copy of the arena finds this
-         * address. */
+        /* cut() gives f->seq its memory, but cut() needs sums over the entries of f->seq. Therefore f->seq is filled
+         * first, at the address that cut() will give it. As f->seq is cut()'s first array, a copy of the arena yields
+         * this address. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

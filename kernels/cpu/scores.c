@@ -14,8 +14,8 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* Sets keep_mask for the rows of head h and keys j to j + cols - 1. A keep_mask may cover only the last keys of a
- * sequence, and may then begin at any of keys j to j + cols - 1. */
+/* Sets how->keep to the part of keep_mask for the rows of head h and keys j to j + cols - 1. A keep_mask may cover only
+ * the last keys of a sequence, and may then begin at any of keys j to j + cols - 1. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {
@@ -40,8 +40,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    /* finds which keys each row sees, as columns from key j on; the range of a row is one column further right than
-     * that of the row before */
+    /* finds which keys each row sees, as columns counted from key j; each row's range is one column further right than
+     * the range of the row before */
     if (block->ranged) {
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
@@ -57,8 +57,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        /* If the problem has no options, S stays the products q . k, and softmax() multiplies S by c. A hidden -inf
-         * stays -inf. */
+        /* If scores have no options but a positive scale c, S stays the products q . k, and softmax() multiplies S by
+         * c: a hidden score of -inf stays -inf. */
         c <= FLT_MAX) {
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);

@@ -1,9 +1,9 @@
 /* simd.c: chooses which table of vector functions (struct simd) this processor runs. Each table needs all instructions
  * that the tables before it need.
  *
- * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV returns which
- * registers it saves. A process must also request AMX (simd_amx_permit). arm64: every processor has NEON; the operating
- * system reports whether this one has bf16 products. */
+ * x86-64: a processor may have instructions whose registers the operating system does not save; the instruction XGETBV
+ * returns which registers the system saves. A process must also request AMX (simd_amx_permit). arm64: every processor
+ * has NEON; the operating system reports whether this one has bf16 products. */
 #include "kernels/cpu/simd.h"
 
 #include <pthread.h>
@@ -26,7 +26,8 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether a register that the instruction cpuid has filled (leaf 1 or 7) has all bits of `mask`. */
+/* Returns whether `reg` has all bits of `mask`. The instruction cpuid returned `reg`; its bits say which instructions
+ * exist. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -37,22 +38,22 @@ static int best(void)
     uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
     int level = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
-    /* Tests for FMA, OSXSAVE, AVX and F16C. */
+    /* Without FMA, OSXSAVE, AVX and F16C, the level stays as it is. */
     if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint64_t xcr0 = os_state();
-    /* Tests for AVX2 and BMI2. */
+    /* Without AVX2 and BMI2, the level stays as it is. */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* Tests for AVX512 F, DQ, BW and VL, and for VBMI. */
+    /* Without AVX512 F, DQ, BW and VL, and without VBMI, the level stays as it is. */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;
-    /* Tests for AVX512_BF16. */
+    /* Without AVX512_BF16, the level stays as it is. */
     if (!has(a71, 1u << 5)) return level;
     level = 3;
-    /* Tests for AMX-BF16 and AMX-TILE. */
+    /* Without AMX-BF16 and AMX-TILE, the level stays as it is. */
     if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
     return 4;
 }
@@ -110,7 +111,8 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16, which is the table neon with one more format of operands, bf16 */
+static struct simd with_bf16; /* the table neon_bf16: the table neon, and in addition the compute type bf16 for operands
+                               * of matrix products */
 
 static void assemble(void)
 {

@@ -82,17 +82,18 @@
 
 enum {
     SIMD_PANEL = 32, /* number of columns of a panel, in which operands B of matrix products are stored */
-    /* the memory behind the rows of an operand A can be read up to the next multiple of this many rows */
+    /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
+     * rows */
     SIMD_A_ROWS = 16,
 };
 
-/* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
- * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
+/* A number below SIMD_TAME in size cannot cause an overflow: sums of 2^63 such numbers are finite. Partial sums of a
+ * dot product of up to ATTN_MAX_HEAD_DIM pairs of such numbers are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME 0x1p58f
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* How to compute scores with more options than a scale: see score() of struct simd. */
+/* The options and masks of scores, for the function score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
@@ -128,11 +129,11 @@ struct simd_score {
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
-    const float *S;     /* raw scores (products q . k), or the scores that score() made from them */
+    const float *S;     /* products q . k, or the scores that score() has made from them */
     const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
-    const float *delta; /* [rows]: rowsum(dO * O) - dlse */
+    const float *delta; /* delta of each of the `rows` rows: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
     float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
@@ -148,10 +149,13 @@ struct simd_gradient {
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };
 
-/* A compute type: the format of operands of products, and the functions that read and write operands. */
+/* A compute type: the format in which operands of matrix products are stored, and the functions that read and write
+ * operands. */
 struct simd_type {
-    attn_dtype dtype; /* dtype of the elements of an operand: ATTN_F32 or ATTN_BF16 */
-    int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
+    attn_dtype dtype; /* dtype in which the numbers of an operand (a matrix of a product) are stored: ATTN_F32 or
+                       * ATTN_BF16 */
+    int k_multiple;   /* operands of a product along k (columns of A, rows of B) are padded with zeros to a multiple of
+                       * k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
     /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
      * tiles */
@@ -159,8 +163,8 @@ struct simd_type {
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
      * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. After false, the
-     * caller must handle larger numbers, whose sums may overflow. It must also handle NaN and infinity: multiplied by
-     * the zeros of hidden keys they would give NaN. */
+     * caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and infinity, because
+     * their products with the zeros of hidden keys would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -196,10 +200,10 @@ struct simd_type {
 struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
-    /* compute type (format of operands) for bf16 inputs; NULL: bf16 inputs are computed as f32 */
+    /* format in which bf16 inputs of matrix products are stored; NULL: bf16 inputs are computed as f32 */
     const struct simd_type *bf16;
-    /* compute type (format of operands) for float16, each number as the sum of two bf16 numbers; NULL: float16 is
-     * computed as f32 */
+    /* format in which float16 inputs of matrix products are stored: each number as the sum of two bf16 numbers; NULL:
+     * float16 is computed as f32 */
     const struct simd_type *half;
     /* compute type (format of operands) for float32, each number as the sum of three bf16 numbers; NULL: products of
      * f32 are at least as fast */
@@ -210,9 +214,10 @@ struct simd {
      * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* Does the work of score() for a causal tile without other options: row r sees columns lo[r] to hi[r] - 1, and S
-     * becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible elements of S stay products q . k.
-     * Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which must be above 0. */
+    /* Applies a causal mask or window to a tile of scores without other options (others need score()): row r sees
+     * columns lo[r] to hi[r] - 1, and S becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible
+     * elements of S stay products q . k. Call softmax() and gradient() afterwards with the factor c = scale * log2(e),
+     * which must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds
@@ -225,11 +230,11 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* Computes S[j] = q . K[j] in double, each product exact, for j < n. exact.c uses it for rows whose scores or sums
-     * exceed the range of float32. */
+    /* Computes S[j] = q . K[j] in double, with exact products, for each j < n. exact.c uses it for rows whose scores or
+     * sums exceed the range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
-    /* Returns whether every S[r][c] is a finite number. */
+    /* Returns whether all elements S[r][c] are finite numbers. */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
     /* Returns the largest |X[r][c]|; infinity where some element is not finite. */
@@ -321,9 +326,9 @@ static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* simd_lda() returns the distance between rows of an A operand, and simd_ldb() the distance between panels of a B
- * operand. Where elements have several parts (simd_split.h), the parts follow each other in a row or panel: part p of
- * the element at x is at x + p * ld / parts. */
+/* In a product A B, A is stored in rows, and B in panels of 32 columns. simd_lda() returns the distance between rows of
+ * A, and simd_ldb() the distance between panels of B. Where elements have several parts (simd_split.h), the parts
+ * follow each other in a row or panel: part p of the element at x is at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -333,8 +338,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns the bytes of a B operand of n
- * columns with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
+/* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
+ * columns, whose panels are ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

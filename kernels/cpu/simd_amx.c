@@ -58,8 +58,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. This is done for all rows
- * before the first product, because a tile load of memory that was stored a moment ago waits for the stores. */
+/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. The caller does this for all
+ * rows before the first product, because an AMX tile load waits if its memory was stored a moment ago. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -130,10 +130,10 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
     if (two) _tile_stored(3, C + TILE * ldc + TILE, c_bytes);
 }
 
-/* Computes the product of operands with 1, 2 or 3 parts. A panel of B and 32 rows of A, with all their parts, should
- * fit into the 48 KiB of L1. With several parts k is therefore processed in pieces of K_BLOCK. Measured with m x n x k
- * = 128 x 128 x 256: in two parts 450 GFLOP/s without pieces and 580 with them, in one part 1900 without and 1400 with
- * them. */
+/* Computes the product of matrices whose numbers have 1, 2 or 3 bf16 parts. A panel (32 columns) of B and 32 rows of A,
+ * with all their parts, should fit into the 48 KiB of L1. With several parts k is therefore processed in pieces of
+ * K_BLOCK. Speeds measured with m x n x k = 128 x 128 x 256: in two parts 450 GFLOP/s without pieces and 580 with them,
+ * in one part 1900 without and 1400 with them. */
 static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
                                                        int64_t lda, const void *B_form, int64_t ldb, float *C,
                                                        int64_t ldc, bool add, const float *rescale)

@@ -1,4 +1,5 @@
-/* simd_f32.h: f32 operands for simd_tiles.h, written with the vector functions that every simd_v*.h defines. */
+/* simd_f32.h: how simd_tiles.h writes the f32 operands of matrix products, written with the vector functions that every
+ * simd_v*.h defines. */
 
 #define OPERAND float
 enum { STEP = 1, PAD_ROWS = 0 };

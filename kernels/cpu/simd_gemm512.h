@@ -13,8 +13,8 @@
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
 /* Does one step along k for `rows` rows of A. One pointer serves three rows: A is read at row[0][at], row[0][lda + at],
- * row[0][2 lda + at], row[1][at], and so on. `both`: computes both halves of the panel's columns; otherwise only the
- * first half. */
+ * row[0][2 lda + at], row[1][at], and so on. `both`: the function computes both halves of the panel's columns;
+ * otherwise only the first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -27,9 +27,10 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
     }
 }
 
-/* Computes `rows` rows of one panel. `rows` is a constant in every copy, so that the sums stay in registers. One
- * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because there are fewer than fourteen
- * general registers for pointers, and every extra instruction may delay a multiply-add. */
+/* Computes `rows` rows of C, in the 32 columns of one panel. `rows` is a constant in every inlined copy of the
+ * function, so that the sums stay in registers. One pointer serves three rows (an address may be pointer + lda or
+ * pointer + 2 lda), because there are fewer than fourteen general registers for pointers, and every extra instruction
+ * may delay a multiply-add. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -45,7 +45,7 @@ VEC bool vh_flagged(vh_flags flags) { return vmaxvq_u16(flags) != 0; }
 
 /* ---- The product of two packed matrices -------------------------------------------------------------------------- */
 
-/* A block of C takes 16 registers, its columns of B take 4 and its rows of A take 2. */
+/* Registers limit the block: its sums of C take 16 registers, columns of B take 4 and rows of A take 2. */
 enum { GEMM_ROWS = 8, GEMM_COLS = 8 };
 
 VEC bfloat16x8_t first_fours(vh a, vh b)

@@ -22,21 +22,22 @@
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
  * interleaves, then transposes. k is padded to a multiple of W. */
 
-enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
+enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* TAME_BITS: the number SIMD_TAME as bits of a bf16 number */ };
 
 /* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand, in one vector, with the first row in its low half. */
+/* Two rows of V_LANES columns of an operand (matrix of a product), in one vector, with the first row in its low
+ * half. */
 struct pair {
     vh rows;
 };
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* `n` is not needed: columns from n on are the row's padding, which is zero */
+    (void)lda, (void)n; /* `n` is not needed: columns from n on are padding of the row, which holds zeros */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -59,7 +60,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* `rows` is not needed: if there is no second row, its half of the pair is zero */
+    (void)ldb, (void)rows; /* `rows` is not needed: if there is no second row, the second half of each pair is zero */
     vh_store(B, vh_halves(p.rows));
 }
 

@@ -1,8 +1,8 @@
 /* simd_portable.c: the table of vector functions (struct simd) in plain C. Processors without a table of their own use
  * it, and tests compare all other tables with it.
  *
- * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps a
- * panel row of sums, so that every compiler vectorises it. */
+ * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps the
+ * sums of a row of 32 columns in an array, so that every compiler vectorises it. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 
@@ -18,7 +18,8 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for a NaN, too */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
+                                              * SIMD_TAME) becomes false */
         }
     }
     return tame;
@@ -32,7 +33,8 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float a = simd_get_element(x, dtype, c);
             ((float *)A)[c * lda + r] = a;
-            tame &= fabsf(a) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for NaN too */
+            tame &= fabsf(a) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
+                                           * SIMD_TAME) becomes false */
         }
     }
     return tame;
@@ -46,7 +48,8 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
             const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for NaN too */
+            tame &= fabsf(b) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
+                                           * SIMD_TAME) becomes false */
         }
     }
     return tame;
@@ -60,7 +63,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* `tame` (all numbers are below SIMD_TAME) becomes false for NaN too */
+            tame &= fabsf(b) < SIMD_TAME; /* the comparison is false for NaN too, so `tame` (all numbers are below
+                                           * SIMD_TAME) becomes false */
         }
     }
     return tame;

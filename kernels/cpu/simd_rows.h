@@ -38,7 +38,7 @@ VEC int min_int(int a, int b)
  * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */
+    /* adds 2^70 x: for an x of SIMD_TAME or more that is infinite, which makes the sum infinite or NaN */
     return v_fma(x, v_set(0x1p70f), sum);
 }
 
@@ -163,8 +163,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Options and masks of scores --------------------------------------------------------------------------------- */
 
-/* Returns tanh x with a relative error below 5e-7: by an odd polynomial near 0, and elsewhere as 1 - 2 / (e^2x + 1),
- * which would cancel near 0. */
+/* Returns tanh x with a relative error below 5e-7: near 0 by an odd polynomial, and elsewhere as 1 - 2 / (e^2x + 1),
+ * whose difference would lose digits near 0. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -494,8 +494,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Ends n <= V_LANES rows as close() does: computes 1 / l, and lse from m and l. The result is NaN in the lanes of rows
- * for which close() must return false. */
+/* The code of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result is NaN in the lanes of
+ * rows for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
@@ -505,7 +505,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    /* 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times infinity is NaN */
+    /* NaN where a maximum or sum is too large: 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times
+     * infinity is NaN */
     return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 

@@ -38,7 +38,7 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    /* makes a NaN quiet, because rounding its bits might turn it into infinity */
+    /* a NaN becomes a quiet NaN here, because rounding its bits might turn it into infinity */
     if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
@@ -47,7 +47,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* the float16 number is subnormal or zero */
+    /* the float16 number is zero or subnormal: a multiple of 2^-24 */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* float16 rounds numbers of 65520 and more to infinity */
+    /* numbers of 65520 and more become infinity, because float16 rounds them so */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds the number to a multiple of
      * 2^-24, and the low bits of the sum then count these multiples. */
@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: adds `sum` and `part`, the two sums over the next columns, to the row's running sum l and
- * entropy sum e. m is the row's maximum without the next columns, `most` the maximum with them. */
+/* Does the last part of observe() for one row: adds `sum` and `part`, the two sums over this call's columns, to the
+ * row's running sum l and entropy sum e. m is the row's maximum without these columns, `most` the maximum with them. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -142,7 +142,8 @@ static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Prefetches rows [from, to). It is not inlined, because it would take registers from the loops around it. */
+/* Prefetches rows `from` to `to` - 1. The function is not inlined, because it would take registers from the loops
+ * around its call. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)
 {
@@ -153,8 +154,8 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
     __asm__ volatile(""); /* without this statement, gcc removes calls of a function that only prefetches */
 }
 
-/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, it prefetches the next group of SIMD_AHEAD rows,
- * which begins at row r + SIMD_AHEAD, but no row from `ahead` on. */
+/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, the function prefetches the next group of SIMD_AHEAD
+ * rows, which begins at row r + SIMD_AHEAD, but only rows below `ahead`. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;

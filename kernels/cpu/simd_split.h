@@ -31,8 +31,8 @@ VEC __m512i interleave(__m512i x)
 }
 
 /* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then those of `high`. All
- * parts but the last are rounded by adding half a unit, which is fast but may turn a NaN into another number. The last
- * part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
+ * parts but the last are rounded by adding half a unit of their last place, which is fast but may turn a NaN into
+ * another number. The last part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -54,7 +54,8 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of 16 columns of an operand. Vector p has part p of all numbers, with the first row in its low half. */
+/* Two rows of 16 columns of an operand (matrix of a product). Vector p has part p of all numbers, with the first row in
+ * its low half. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -62,7 +63,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* `n` is not needed: columns from n on are the row's padding, which is zero */
+    (void)n; /* `n` is not needed: columns from n on are padding of the row, which holds zeros */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -93,7 +94,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: if there is no second row, its half of the pair is zero */
+    (void)rows; /* `rows` is not needed: if there is no second row, the second half of each pair is zero */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }

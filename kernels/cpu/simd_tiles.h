@@ -10,8 +10,8 @@
  * Gradients are computed for pairs of rows, because in bf16's B form rows 2 i and 2 i + 1 of a column are
  * neighbours. */
 
-/* softmax first finds the maxima of this many rows, then computes their exponentials; so few that 16 rows of 256
- * columns stay in the L1 cache */
+/* softmax() first finds the maxima of this many rows, then computes their exponentials. 16 rows of 256 columns stay in
+ * the L1 cache in between */
 enum { BLOCK = 16 };
 
 VEC vf load_or(const float *p, int n, vf otherwise)
@@ -19,8 +19,8 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Returns, in each lane of the vector, the largest s (with `flip` the largest -s) in every V_LANES-th column of a row.
- * */
+/* Finds the largest s of a row (with `flip` the largest -s): lane n of the result is the largest of columns n, n +
+ * V_LANES, n + 2 V_LANES, ... */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -37,8 +37,8 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* Computes P = exp2(c S - base) of one row, and stores P, or P times drop with `dropped`. Returns the sums of P (before
- * drop), one in each lane. */
+/* Computes P = exp2(c S - base) of one row, and stores P, or, if `dropped` is true, P times drop. Returns the sums of P
+ * before drop, one sum in each lane. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
@@ -102,8 +102,7 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
             /* The largest score times |c| is the largest of all scores times |c|, because rounding keeps the order of
-             * products. A NaN maximum is lost in the comparison with the old maximum, but the sum over the row still
-             * becomes NaN. */
+             * products. The comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -157,8 +156,9 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-/* Computes gradients for the 32 columns of one panel, in pairs of rows from top to bottom, which is the order of the
- * operands in memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large problems. */
+/* Computes gradients of scores for the 32 columns of one panel, in pairs of rows from top to bottom, which is the order
+ * of the operands in memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large
+ * problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;

@@ -49,7 +49,7 @@ VEC vi v_set_i(int32_t x) { return vdupq_n_s32(x); }
 VEC vi v_add_i(vi a, vi b) { return vaddq_s32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return vsubq_s32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return vcltq_s32(a, b); }
-/* Returns x with its `low` lowest bits set to 0. */
+/* Returns x with its `low` lowest bits set to 0: 0x1234 becomes 0x1200 for `low` = 8. */
 VEC vi v_high_bits(vi x, int low) { return vandq_s32(x, vdupq_n_s32(-(1 << low))); }
 VEC vf v_from_i(vi x) { return vcvtq_f32_s32(x); }
 VEC vi v_bits(vf x) { return vreinterpretq_s32_f32(x); }
@@ -63,7 +63,8 @@ VEC double v_hsum_d(vd a, vd b) { return vaddvq_f64(vaddq_f64(a, b)); }
 VEC float v_hsum(vf x) { return vaddvq_f32(x); }
 VEC bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
 VEC bool v_any_nan(vf x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
-/* A v4 is a vector of four floats. In this file a vf has four floats too, and in other files more. */
+/* A v4 is a vector of four floats. In this file a vf has four floats too; in simd_v256.h and simd_v512.h it has
+ * more. */
 VEC v4 v4_load(const float *p) { return vld1q_f32(p); }
 VEC void v4_store(float *p, v4 x) { vst1q_f32(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return vaddq_f32(a, b); }
@@ -131,7 +132,7 @@ VEC void v_store_halves_n(uint16_t *p, uint16x4_t x, int n)
     for (int i = 0; n < V_LANES && i < n; i++) p[i] = all[i];
 }
 
-/* returns the lanes whose byte is 0; bytes behind the first n count as 0 */
+/* returns the lanes whose byte is 0; bytes after the first n count as 0 */
 VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 {
     return vceqzq_u32(vmovl_u16(v_load_bytes_n(p, n)));
@@ -140,7 +141,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* `below` is false for a NaN, so a NaN stays NaN */
+    const vm below = v_less(x, low); /* the comparison with a NaN is false, and `below` then leaves the NaN as it is */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));

@@ -37,8 +37,8 @@ VEC vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
-VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
+VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the larger of a and b; b if one of them is NaN */
+VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the smaller of a and b; b if one of them is NaN */
 VEC vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -127,7 +127,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* `normal` is true for a NaN, so a NaN stays NaN */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for a NaN, so a NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);

@@ -42,8 +42,8 @@ VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
-VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the larger of a and b; b if one of them is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the smaller of a and b; b if one of them is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
 VEC vf v_copysign(vf x, vf sign)
 {

@@ -115,10 +115,10 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* A rule: one entry of a script (see the top of this file). */
+/* A rule of a script: one fault, and the events to which it applies (see the top of this file). */
 struct rule {
     enum fault_id fault;
-    int64_t number; /* argument of the fault: an error code, or milliseconds */
+    int64_t number; /* value of the fault in the script: an error code, or milliseconds */
     char path[PATH_BYTES];
     int64_t first, last; /* numbers of the first and the last event to which the rule applies */
 };
@@ -135,7 +135,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* number of imports of the handle; the memory is mapped once */
+    int imports; /* how often the handle was imported; its memory is mapped only once */
     size_t bytes;
     char *memory;
 };
@@ -143,17 +143,17 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
-    struct fake_device *self; /* the device itself, to which attn_capabilities.facts points */
+    struct fake_device *self; /* a pointer to this struct itself, to which attn_capabilities.facts points */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* protects the members from memory_used to lost */
+    pthread_mutex_t lock; /* protects the members of this struct from memory_used to lost */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
+    /* number of streams that are executing commands; while no stream is, memory that the test has lent to the device is
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
@@ -176,10 +176,10 @@ enum command_kind {
     COMMAND_MARK
 };
 
-/* A command that is queued on a stream. */
+/* A command that waits on a stream until it is executed. */
 struct command {
     enum command_kind kind;
-    void *to; /* for COPY, PEER, MOVE, LSE and COMPARE: the address to which the command writes */
+    void *to; /* address to which a command of kind COPY, PEER, MOVE, LSE or COMPARE writes */
     const void *from;
     size_t bytes;
     /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
@@ -190,7 +190,8 @@ struct command {
     attn_plan *plans;
     attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
     int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
-    attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
+    attn_lse_look *look;    /* for LSE: a copy of the caller's struct, which the command owns; the sums are written to
+                             * `to` */
     attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
     struct fake_device *source; /* for PEER: the device from whose memory the command copies */
     attn_sum *sum;              /* for SUM: a copy of the sum, which the command owns */
@@ -207,14 +208,15 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from `never` to `hold` say why the stream does not execute its commands. never: the stream will not
+    /* The members from `never` to `hold` say why the stream does not execute its commands. `never`: the stream will not
      * execute any command again. */
     bool never;
-    int fails; /* the CUDA error with which the commands end; 0: none */
+    int fails; /* the CUDA error that the commands of the stream return; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* for RUN: every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run has left out rows */
+    /* members of a RUN. every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run on the stream
+     * has left out rows */
     bool every_row, left_rows;
 };
 
@@ -319,7 +321,8 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the error that CUDA's error `code` stands for, as device.cu does. The caller must hold device->lock. */
+/* Returns the library's error for CUDA's error `code`, which is the same as for real GPUs (device.cu). The caller must
+ * hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -327,8 +330,8 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
     return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
 }
 
-/* Counts a call and checks whether it must fail: because the device is lost, or by a fault that counts all calls. Every
- * call that can fail begins with enter(), while it holds device->lock. */
+/* Counts a call and checks whether it must fail: because the device is lost, or because a fault of the script applies
+ * to this call. Every call that can fail begins with enter(), while it holds device->lock. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -438,8 +441,8 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Returns the error for a handle that cannot be imported. As in device.cu, the driver's error about a handle is the
- * client's fault, unless the device is lost. */
+/* Returns the error for a handle that cannot be imported. As for real GPUs (device.cu), a handle that the driver
+ * refuses is the client's fault, unless the device is lost. */
 static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
 {
     if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
@@ -632,8 +635,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts an event. If the script has this fault for the event and names a file, waits as long as the file exists. Any
- * thread may call this function. */
+/* Counts an event of the device. If the script names a file for this fault and event, the function waits as long as the
+ * file exists. Any thread may call this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);
@@ -782,8 +785,8 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
-/* Injects the errors that the script of the fake device lists for this run of kernels, or for this sum of parts. The
- * caller must hold device->lock. */
+/* Produces the errors that the fake device's script lists for this run of kernels, or for this sum of parts. The caller
+ * must hold device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -811,7 +814,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        /* a cancel has an effect only before a run starts: like a GPU, the device does not stop a run that has
+        /* cancels the run, because it has not started yet: like a GPU, the device does not stop a run that has
          * started */
         return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
@@ -1102,7 +1105,8 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* checked before this device's lock is taken, because no thread may hold the locks of two devices */
+    /* checked before this device's lock is taken, because source_is_there() takes the other device's lock, and no
+     * thread may hold two */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);
@@ -1132,7 +1136,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     return sane;
 }
 
-/* Executes the commands on the stream, oldest first. Returns the CUDA error that occurred; 0: none. */
+/* Executes the commands on the stream, oldest first. Returns the CUDA error with which a command failed; 0: none
+ * failed. */
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
@@ -1166,7 +1171,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* outputs have no gaps, so the whole tensor is filled at once */
+                if (is_output(&c->problems[n], id)) /* the whole tensor is filled at once, because outputs have no
+                                                     * gaps */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
@@ -1177,7 +1183,7 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call that comes while the script holds the stream up is not counted as an event,
+/* Checks whether the stream is done. A call during which the script delays the stream is not counted as an event,
  * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {

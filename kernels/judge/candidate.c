@@ -1,4 +1,4 @@
-/* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
+/* candidate.c: tests one mistake, or two at once, and decides which errors they explain. See state.h.
  *
  * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: their
  * largest and mean difference are at most a tenth of the differences between the caller's tensor and the truth (float64
@@ -10,24 +10,24 @@
 #include <math.h>
 #include <string.h>
 
-enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
+enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 
-/* The results that have numbers for each query. */
+/* The results that have numbers for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
-/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than this
- * share of its mean error against the truth (float64 results). */
+/* A mistake of precision is an explanation if the caller's mean error against the mistake's results is less than
+ * JUDGE_PATTERN times its mean error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
 /* A mistake is one of several causes of an error under two conditions: it leaves at most JUDGE_PART of some wrong
  * tensor's error, and it makes no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (candidate.c's sum of logarithms) is at least this much lower
- * than the score of each of the two mistakes alone. */
+/* A pair of mistakes is an explanation only if its score (the sum of logarithms that the top of this file defines) is
+ * at least this much lower than the score of each of the two mistakes alone. */
 #define JUDGE_PAIR_GAIN 1.1
-/* Where mistakes are tested on a sample of units: a mistake that changes out or lse is tested on tiles of keys only if
- * the forwards of their heads take at most this many multiply-adds. JUDGE_KEYS_CONFIRMED is for the test of the best
- * explanation in PHASE_CONFIRM. */
+/* These limits apply where mistakes are tested only on some units (tiles of queries or of keys). A mistake that changes
+ * out or lse is tested on tiles of keys only if the forwards of their heads take at most this many multiply-adds.
+ * JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -40,8 +40,8 @@ static double root_mean_square(const struct judge *j, int which, const struct di
     return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
 }
 
-/* Returns whether a mistake explains the errors of tensor `which`. now: the caller's differences from the truth
- * (float64 results). left: the caller's differences from the results of a kernel with the mistake. */
+/* Returns whether a mistake explains the errors of tensor `which`. `now`: the caller's differences from the truth
+ * (float64 results). `left`: the caller's differences from the results of a kernel with the mistake. */
 static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
 {
     if (left->bad > now->bad / 10) return false;
@@ -77,14 +77,15 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
-/* Returns whether a kernel with the mistake has a right out and lse. */
+/* Returns whether out and lse of a kernel with this mistake are right. */
 static bool forward_is_right(const struct mistake *m)
 {
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns how many units of a sample a candidate is tested on: all, or only the tiles of queries, if the forwards for
- * the tiles of keys take more than `most` multiply-adds. Lists have tiles of queries first. */
+/* Returns on how many units of `list` a candidate (a mistake or pair) is tested: on all, or only on the tiles of
+ * queries, if the forwards for the tiles of keys take more than `most` multiply-adds. In `list`, tiles of queries come
+ * first. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;
@@ -96,10 +97,10 @@ static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t cou
     return work > most ? queries : count;
 }
 
-/* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). whole: the pass goes over all tiles, not
- * only over the sample (the tiles on which mistakes are tested first). If units_are_sampled(), it goes over the sample,
- * and `whole` means that tiles of keys may be more work. Returns false if the candidate does not apply to the problem,
- * or takes too long. */
+/* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). `whole`: the pass goes over all tiles,
+ * not only over the sample (the tiles on which mistakes are tested first). If units_are_sampled(), the pass always goes
+ * over the sample, and `whole` means that it may also go over tiles of keys that are much work. Returns false if the
+ * candidate does not apply to the problem, or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -146,7 +147,7 @@ void candidate_end(struct judge *j, struct candidate *c)
     weigh(j, c);
 }
 
-/* ---- What the test of a candidate shows -------------------------------------------------------------------------- */
+/* ---- What the test of a candidate (a mistake or pair) shows ------------------------------------------------------ */
 
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
 {
@@ -154,8 +155,8 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
            c->left[4].count == 0;
 }
 
-/* Returns whether some tested mistake or pair explains all wrong tensors by itself. dk and dv need not be explained
- * where they could not be compared. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. If dk and dv could not be compared,
+ * they need not be explained. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++) {
@@ -182,7 +183,7 @@ bool candidate_removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Returns the better (lower) score of the two mistakes of a pair, each tested alone. */
+/* Returns the score of the better mistake of a pair, when each is tested alone (a lower score is better). */
 static double better_single(const struct judge *j, const struct candidate *pair)
 {
     double best = 0;
@@ -214,8 +215,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is reported only if lse is right: if lse is wrong too, another mistake is
-     * likelier. In a float32 forward the caller must also have sent lse. */
+    /* A mistake that makes random errors is not reported if lse is wrong too, because another mistake is then likelier.
+     * In a float32 forward the caller must also have sent lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -253,8 +254,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the judge reports the candidate (a mistake or pair) as an explanation. A pair must explain all wrong
- * tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
+/* Returns whether the answer to the caller reports the candidate (a mistake or pair) as an explanation. A pair must
+ * explain all wrong tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -278,7 +279,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is no evidence of a mistake, because many mistakes bring a wrong lse nearer to the right one */
+        /* lse is left out, because many mistakes bring a wrong lse nearer to the right one, so lse is no evidence */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

@@ -22,8 +22,8 @@
 
 /* ---- The memory of a thread -------------------------------------------------------------------------------------- */
 
-/* Lays out `a` times `b` doubles at *used in `memory` and advances *used. If `memory` is NULL, it only counts the
- * bytes. */
+/* Reserves an array of `a` times `b` doubles at offset *used of `memory`, and adds its bytes to *used. If `memory` is
+ * NULL, the function only counts the bytes. */
 static void take(char *memory, int64_t *used, double **piece, int64_t a, int64_t b)
 {
     *piece = memory ? (double *)(void *)(memory + *used) : NULL;
@@ -58,7 +58,8 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* Returns the largest number of keys that a row can see, with any of the mistakes of variation.h. */
+/* Returns the largest number of keys that a row can see, also with the mistakes of variation.h that show it more
+ * keys. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -121,7 +122,8 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b; if the variation mixes packed sequences, returns one sequence of all packed rows. */
+/* Returns sequence b; if the variation is the mistake of mixing packed sequences, returns one sequence of all packed
+ * rows. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);
@@ -178,7 +180,7 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- The forward of a tile --------------------------------------------------------------------------------------- */
 
-/* Returns the position of the tile's row number `n` in its sequence. */
+/* Returns the index in its sequence of the tile's row number `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);

@@ -17,17 +17,19 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* The largest number of keys of all packed sequences together. In a problem with more keys, mistakes that mix sequences
- * are not tested. */
+/* The largest number of keys of all packed sequences together. In a problem with more keys, the judge (which checks a
+ * caller's results) does not test mistakes that mix sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
-/* A tile: consecutive queries of one head of one sequence. */
+/* A tile: consecutive queries of one head of one sequence, which are computed together. */
 struct compute_rows {
-    int64_t b, h;         /* sequence and query head */
-    int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */
+    int64_t b, h;         /* the tile is in sequence b, and its queries are of query head h */
+    int64_t first, count; /* the tile has `count` rows of the sequence, from row `first` on; rows past the sequence's
+                           * length do not exist */
 };
 
-/* Gradients that are sums over rows: dbias, dsinks and dslopes. Each has the shape of its tensor; NULL: not wanted. */
+/* Gradients that are sums over rows: dbias, dsinks and dslopes. Each array has the shape of its tensor; NULL: the
+ * gradient is not wanted. */
 struct compute_sums {
     double *dbias, *dsinks, *dslopes;
 };
@@ -35,39 +37,41 @@ struct compute_sums {
 struct compute {
     const struct products *products;
     const attn_problem *p;
-    int64_t tile;        /* the largest number of rows of a tile */
-    int64_t most_keys;   /* the largest number of keys that a row can see under any variation */
-    int64_t D, Dv, keys; /* lengths of rows in memory: D, Dv and most_keys, rounded up to PRODUCTS_WIDTH */
+    int64_t tile;        /* the largest number of query rows in a tile */
+    int64_t most_keys;   /* the largest number of keys that a row can see with any of the mistakes */
+    int64_t D, Dv, keys; /* lengths of rows in memory, in doubles: D, Dv and most_keys, each rounded up to a multiple of
+                          * PRODUCTS_WIDTH */
     void *memory;
 
     /* The members from has_keys to dV describe the loaded key/value head. */
-    bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
+    bool has_keys, strange; /* strange: an input is NaN or infinite, so products skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
     /* Scores and gradients are computed for the keys from `lo` to `hi` - 1 only. compute_keys() sets these to all keys
-     * of the sequence. For fewer keys, set them after compute_keys(), `lo` to a multiple of PRODUCTS_WIDTH. */
+     * of the sequence. To use fewer keys, set `lo` (a multiple of PRODUCTS_WIDTH) and `hi` after compute_keys(). */
     int64_t lo, hi;
-    /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
-     * causal and window add it to a query's index. */
+    /* If variation.padding_kept is set (the mistake of attending to padding keys), s.Sk includes padding keys. `shift`
+     * is the true number of keys minus s.Sk; causal and window add it to a query's index. */
     int64_t shift;
-    /* keys and values of the head: KT [D, keys] and V [most_keys, Dv], for gradients also K [most_keys, D] and
-     * VT [Dv, keys] */
+    /* keys and values of the head, where KT and VT are the transposed K and V: KT [D, keys] and V [most_keys, Dv], for
+     * gradients also K [most_keys, D] and VT [Dv, keys] */
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
     /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
-     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP, which dS overwrites. */
+     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP (later dS). */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
-    double *top, *rest;     /* for each row of the tile: top is the largest score, rest is lse - top */
+    double *top, *rest;     /* for each row of the tile: `top` is the row's largest score, and `rest` is lse - top */
     double *delta;          /* [tile] */
-    bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
+    bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, as emulated kernels do
+                             * (emulate.c) */
 };
 
-/* Returns the bytes of memory that compute_open() allocates. */
+/* Returns the bytes of memory that compute_open() will allocate for this problem and tile size. */
 int64_t compute_bytes(const attn_problem *p, int64_t tile);
-/* Allocates the memory for tiles of `tile` rows. Returns false if there is not enough memory. `p` is borrowed until
+/* Allocates the memory for tiles of `tile` rows. Returns false if there is not enough memory. `c` borrows `p` until
  * compute_close(). */
 bool compute_open(struct compute *c, const attn_problem *p, int64_t tile);
 void compute_close(struct compute *c);
@@ -79,19 +83,20 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* The gradients that compute_gradients() computes. */
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
-/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile. It
- * reads the tile's scores, out, top and rest. dq is right only if scores of all keys were computed. */
+/* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile,
+ * because it reads the tile's scores, out, top and rest. dq is right only if scores of all keys were computed. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, enum compute_wanted wanted);
-/* Computes the scores z of a tile's rows and the keys `lo` to `hi` - 1, and dropout's factors M. */
+/* Computes the scores z of a tile's rows with the keys `lo` to `hi` - 1, and the factors M by which dropout multiplies
+ * P. */
 void compute_tile_scores(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* Returns whether causal and window let some row of the tile see some of the keys `lo` to `hi` - 1. */
 bool compute_sees(const struct compute *c, const variation *v, const struct compute_rows *rows);
 
-/* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of z from
- * products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets M to the factors
- * of dropout for a row; without dropout they are 1. compute_row_gradients() turns the weights P of a row into the
- * weights after dropout, and dP into dS. */
+/* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of the array
+ * z from products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets the array
+ * M to the factors of dropout for a row; without dropout they are 1. compute_row_gradients() turns the weights P of a
+ * row into the weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 void compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

@@ -9,7 +9,8 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, as a kernel does that stores x between two steps. Otherwise returns x. */
+/* Rounds x to float32 if c->in_float is set, because the kernel whose roundings are imitated stores x in float32
+ * between two steps. Otherwise returns x. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
@@ -24,7 +25,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
         P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
-/* Adds what row r contributes to dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
+/* Adds what row r contributes to dbias, dslopes and dsinks. `dZ` is the gradient with respect to the row's scores. */
 static void add_sums(const struct compute *c, const variation *v, const struct compute_sums *sums, int64_t b, int64_t h,
                      int64_t i, int64_t r, const double *dZ)
 {
@@ -47,7 +48,8 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns the weights P of a row into the weights after dropout, which dv is made of, and dP into dS. */
+/* Applies dropout to the weights P of a row, because dv is computed from the weights after dropout, and turns dP into
+ * dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -59,8 +61,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
     /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
-     * delta is therefore not exactly 0. The emulation of a kernel gets different roundings by adding the terms of delta
-     * from the last to the first. */
+     * delta is therefore not exactly 0. To get different roundings here too, the terms of delta are added from the last
+     * to the first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);
@@ -83,7 +85,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Returns the only tile of keys whose products row i adds to dq (mistake `only_last_tile`). */
+/* For the mistake `only_last_tile`: returns the one tile of keys from which the dq of row i is computed. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
@@ -102,7 +104,8 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* c->M is used as scratch memory here, because dropout's factors are no longer needed */
+    double *const some = c->M; /* c->M is scratch memory here, because the factors of dropout in it are no longer
+                                * needed */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

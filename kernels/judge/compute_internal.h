@@ -11,7 +11,7 @@
 
 /* compute.c */
 
-/* Returns the position of the tile's row number `n` in its sequence. */
+/* Returns the index in its sequence of the tile's row number `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
 /* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -20,10 +20,10 @@ void compute_load_existing(struct compute *c, const variation *v, const struct c
 
 /* compute_numbers.c */
 
-/* Rounds n up to a multiple of PRODUCTS_WIDTH; 0 becomes PRODUCTS_WIDTH too. */
+/* Returns n rounded up to a multiple of PRODUCTS_WIDTH, and at least PRODUCTS_WIDTH. */
 int64_t compute_padded(int64_t n);
-/* Rounds `count` numbers of x to TF32, if the variation is the mistake of rounding them so. of_values: x are numbers of
- * P or v, not of q or k. */
+/* Rounds `count` numbers of x to TF32, if the variation is the mistake of rounding products' factors to TF32.
+ * `of_values`: x are numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys, of which only c->lo to c->hi - 1 count. If
  * an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */

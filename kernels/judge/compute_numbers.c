@@ -35,7 +35,7 @@ double compute_cut(attn_dtype dtype, double x)
     return x;
 }
 
-/* Rounds x to 10 mantissa bits, as TF32 has. cuts: rounds towards 0, not to the nearest. */
+/* Rounds x to 10 mantissa bits, as TF32 has. `cuts`: rounds towards 0 instead of to the nearest. */
 static double to_tf32(double x, bool cuts)
 {
     uint64_t word;
@@ -73,8 +73,7 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
 }
 
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys, of which only `lo` to `hi` - 1 count. If an
- * input is NaN or infinite
- * (c->strange), pairs of a query and a masked key are skipped. */
+ * input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -85,8 +84,7 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
 }
 
 /* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys, of which only `lo` to `hi` - 1
- * count. If an input is NaN or infinite
- * (c->strange), pairs of a query and a masked key are skipped. */
+ * count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {

@@ -20,8 +20,8 @@ attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t 
     return keys;
 }
 
-/* Returns the keys that row i does not see because the variation drops a tile of keys. `keys`: the keys that causal and
- * window let the row see. */
+/* For mistakes in which a kernel skips a tile of keys: returns the keys of that tile, which row i does not see. `keys`
+ * are the keys that causal and window let the row see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)
 {
     attn_range out = { 0, 0 };
@@ -67,8 +67,8 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Returns the score of a query and a key whose product q.k is `dot`. *slope becomes the derivative of the score's
- * softcap. */
+/* Returns the score of a query and a key whose product q.k is `dot`. *slope becomes the derivative of softcap at this
+ * score. */
 static double score(const variation *v, double dot, double bias, double distance, double *slope)
 {
     const double cap = v->g.softcap, scale = v->g.scale;
@@ -152,7 +152,7 @@ double compute_sink(const variation *v, int64_t h)
 
 /* ---- The softmax of a row ---------------------------------------------------------------------------------------- */
 
-/* Returns the largest of `from` and the scores of keys lo to hi - 1, or NaN where one of these scores is NaN. */
+/* Returns the largest of `from` and the scores of keys lo to hi - 1, or NaN if one of these scores is NaN. */
 static double largest(const double *z, int64_t lo, int64_t hi, double from)
 {
     double top = from;
@@ -160,7 +160,8 @@ static double largest(const double *z, int64_t lo, int64_t hi, double from)
     return top;
 }
 
-/* Sets e to exp(z - top) for keys lo to hi - 1, and to 0 for hidden keys. Returns the sum of e. */
+/* Sets e[j] to exp(z[j] - top) for each key j from lo to hi - 1, and to 0 if key j is hidden. Returns the sum of these
+ * e[j]. */
 static double exponentials(const double *z, int64_t lo, int64_t hi, double top, double *e)
 {
     double sum = 0;
@@ -169,8 +170,8 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
 }
 
 /* Computes the weights of a row for the mistakes of variation.softmax in which a kernel does not rescale its sums when
- * a tile of keys raises the maximum. Returns the sum by which out is divided. On entry P has exp(z - top) for the final
- * maximum top, and `sum` is the sum of P. */
+ * a tile of keys raises the maximum. Returns the sum by which out is divided. On entry, P has exp(z - top), where `top`
+ * is the row's largest score, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -189,8 +190,8 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Sets P to the weights of a kernel that averages the outs of several splits of the keys without weighting them by
- * their lse. */
+/* For the mistake SOFTMAX_SPLITS_UNWEIGHTED: sets P to the weights of a kernel that averages the outs of several splits
+ * of the keys without weighting them by their lse. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));
@@ -206,8 +207,8 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* Returns how many keys of score 0 row i sees in the last tile, because the kernel counts the tile's padding as keys
- * (mistake `tail`). */
+/* For the mistake `tail`, in which a kernel counts the padding of the last tile as keys of score 0: returns how many of
+ * these keys row i sees. */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;

@@ -1,13 +1,14 @@
-/* effort.c: see effort.h. */
+/* effort.c: estimates how long the work of a judge takes. See effort.h. */
 #include "kernels/judge/effort.h"
 
 #include "kernels/judge/frame.h"
 
-/* Multiply-adds per second in double on one thread: EFFORT_RATE with the vector instructions of products_avx2.c and
- * products_avx512.c, EFFORT_RATE_PORTABLE with plain C. */
+/* Number of multiply-adds in double that one thread computes per second: EFFORT_RATE with the vector instructions of
+ * products_avx2.c and products_avx512.c, EFFORT_RATE_PORTABLE with plain C. */
 #define EFFORT_RATE          8e9
 #define EFFORT_RATE_PORTABLE 2e9
-/* The time of emulating one right kernel divided by the time of computing the truth (float64 results). */
+/* The time of emulating one right kernel (imitating its roundings) divided by the time of computing the truth (float64
+ * results). */
 #define EFFORT_EMULATION 2.5
 
 double effort_rate(void)

@@ -1,23 +1,28 @@
-/* effort.h: estimates how long the work of a judge takes on one thread. */
+/* effort.h: estimates how long the work of a judge takes on one thread. (A judge checks a caller's results:
+ * judge.h.) */
 #ifndef JUDGE_EFFORT_H
 #define JUDGE_EFFORT_H
 
 #include "kernels/attention.h"
 
 enum {
-    /* largest number of multiply-adds of a pass that always goes over all tiles; a longer pass may go over a sample */
+    /* largest number of multiply-adds of a pass (a run over a problem's tiles) that always goes over all tiles; a
+     * longer pass may leave out tiles */
     EFFORT_SMALL = 1 << 24,
-    /* number of right kernels that are emulated for a problem of at most EFFORT_SMALL multiply-adds */
+    /* for a problem of at most EFFORT_SMALL multiply-adds: number of right kernels whose roundings the judge
+     * imitates */
     EFFORT_EMULATIONS = 6,
-    /* number of right kernels that are emulated for a problem of more multiply-adds than EFFORT_SMALL */
+    /* for a problem of more multiply-adds than EFFORT_SMALL: number of right kernels whose roundings the judge
+     * imitates */
     EFFORT_EMULATIONS_LARGE = 2,
 };
 
-/* Returns how many multiply-adds in double a thread does per second. */
+/* Returns how many multiply-adds in double one thread computes per second. */
 double effort_rate(void);
-/* Returns how many right kernels a judge emulates for a problem. */
+/* Returns for how many right kernels a judge imitates the roundings (emulates the kernel) on this problem. */
 int effort_emulations(const attn_problem *p);
-/* Returns how long emulating `count` right kernels takes, divided by the time of the truth (float64 results). */
+/* Returns how long emulating `count` right kernels (imitating their roundings) takes, divided by the time of the truth
+ * (float64 results). */
 double effort_of_emulations(int count);
 
 #endif

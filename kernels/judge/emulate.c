@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* Addresses of the arrays in an emulation's scratch memory. */
+/* The addresses of the arrays of an emulation (a kernel's computation with its roundings), all in scratch memory. */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };
@@ -19,7 +19,7 @@ static int64_t more_of(const struct compute *c)
     return (c->most_keys + 1 > c->tile ? c->most_keys + 1 : c->tile) * (c->D > c->Dv ? c->D : c->Dv);
 }
 
-/* Lays the arrays out in `scratch`. If `floats` is not NULL, *floats becomes the number of floats that they take;
+/* Divides `scratch` among the arrays. If `floats` is not NULL, *floats becomes the number of floats that they take;
  * `scratch` may then be NULL. */
 static struct places places_of(const struct compute *c, float *scratch, int64_t *floats)
 {
@@ -47,7 +47,7 @@ int64_t emulate_floats(const struct compute *c)
 {
     int64_t floats;
     (void)places_of(c, NULL, &floats);
-    return floats + 16; /* 16 more floats, so that the scratch memory can be aligned */
+    return floats + 16; /* 16 floats (64 bytes) more, so that the caller can align the scratch memory */
 }
 
 static void narrow(const double *from, int64_t count, float *to)
@@ -80,7 +80,8 @@ void emulate_round(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, (float)x[n]);
 }
 
-/* Runs the online softmax of `count` rows over one tile of keys, lo to hi - 1. */
+/* Does a step of the online softmax: updates the maxima, sums and weights of `count` rows by one tile of keys, lo to hi
+ * - 1. */
 static void softmax_tile(struct compute *c, const struct places *at, int64_t count, int64_t lo, int64_t hi, float *sum)
 {
     for (int64_t r = 0; r < count; r++) {
@@ -127,7 +128,7 @@ static void add_tile(const struct compute *c, const struct places *at, int64_t c
                     at->acc[r * c->Dv + e] += at->P[r * c->keys + j] * at->V[j * c->Dv + e];
 }
 
-/* Computes out as kernels do that divide P by its sum before they round P. */
+/* Computes out as those kernels do that divide P by the row's sum before they round P. */
 static void normalize_first(struct compute *c, const struct places *at, int64_t count, const float *sum)
 {
     for (int64_t r = 0; r < count; r++)
@@ -190,7 +191,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 {
     const struct places at = places_of(c, scratch, NULL);
     const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the sums of a row are in the memory of dq, which the forward does not use */
+    float *const sum = at.dq; /* stores the sums of rows in the memory of dq, which a forward does not use */
     emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
@@ -208,8 +209,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Multiplies matrices as compute_times_keys() or compute_add_to_keys() does, but rounds the factors, and computes sums
- * in float32. */
+/* Multiplies matrices as a kernel does: rounds the factors, and computes the sums in float32. Otherwise it equals
+ * compute_times_keys() or compute_add_to_keys(). */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
@@ -238,7 +239,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, some = c->hi - c->lo, columns = (some + 15) / 16 * 16;
-    /* rounds lse as those kernels do whose backward reads lse as a float32 in base 2 */
+    /* some kernels' backward reads lse as a float32 in base 2: rounds lse as these kernels do */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

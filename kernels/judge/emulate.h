@@ -8,11 +8,11 @@
 
 #include "kernels/judge/compute.h"
 
-/* How an emulated kernel orders and rounds its work. Kernels may do this in several ways that are all right. */
+/* How an emulated kernel orders and rounds its work. Right kernels differ in these points. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* true: the kernel goes from the last tile of keys to the first */
-    bool normalized_first; /* true: the kernel divides P by its sum before it rounds P */
+    bool normalized_first; /* true: the kernel divides P by the row's sum before it rounds P */
     /* true: the attention sink counts in a row's maximum and sum after the last tile of keys, not before the first */
     bool sink_last;
 };
@@ -28,10 +28,11 @@ void emulate_tile_scores(struct compute *c, const variation *v, const struct com
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, enum compute_wanted wanted, float *scratch);
 /* Rounds out and lse of a tile to the dtypes in which a kernel stores them. Call this function between
- * emulate_tile_scores() and emulate_gradients(), if out and lse are the truth (float64 results). */
+ * emulate_tile_scores() and emulate_gradients(), if out and lse come from the truth (float64 results) and not from
+ * emulate_rows(). */
 void emulate_round_rows(struct compute *c, int64_t count);
-/* Rounds `count` numbers of x to the dtype. Call this function for dK and dV, with the dtype of the caller's tensor,
- * after the last tile of a head. */
+/* Rounds `count` numbers of x to the dtype. Call this function for dK and dV after the last tile of a head, with the
+ * dtype in which the caller stored dk and dv. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

@@ -16,7 +16,7 @@ enum {
     EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
     TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
-        /* The largest number of (query, key) pairs of a tile. A tile has five arrays with one double for each pair. */
+        /* A tile has at most this many (query, key) pairs, because five arrays have a double for each pair. */
     1 << 19,
 };
 
@@ -27,8 +27,8 @@ int64_t frame_tile_rows(const attn_problem *p)
     return attn_clamp64(TILE_PAIRS / keys, 1, TILE_ROWS);
 }
 
-/* Returns the largest number of keys of a tile of keys: as many as make such a tile about as much work as a tile of
- * queries. The result is a multiple of PRODUCTS_WIDTH. */
+/* Returns the largest number of keys of a tile of keys, chosen so that a tile of keys is about as much work as a tile
+ * of queries. The result is a multiple of PRODUCTS_WIDTH. */
 static int64_t key_tile_keys(const attn_geometry *g)
 {
     int64_t rows = 1;
@@ -69,7 +69,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* the judge of a backward also compares out and lse, which are results of the forward */
+        /* compute as for a forward, because the judge of a backward also compares the forward's results out and lse */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -115,15 +115,16 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    /* the share of the first and the last tile in all tiles of a head */
+    /* number of first and last tiles (2) divided by the number of all tiles of a head; 1 if the head has no other
+     * tiles */
     const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Sets the indices t->row and t->line to the places that the tile's first row and first key have in attn_truth
- * (kernels/attention.h). */
+/* Sets t->row and t->line to the indices of the tile's first row and first key in the arrays of attn_truth
+ * (kernels/attention.h), which a device fills. */
 static void place_as_device(const struct frame *f, struct tile *t)
 {
     const attn_dims *const d = &f->g.dims;
@@ -132,8 +133,9 @@ static void place_as_device(const struct frame *f, struct tile *t)
     t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
 }
 
-/* Counts the tiles of `size` keys of head hk in sequence b. If f->key_tiles has memory, the function stores them there.
- * The head's tiles of queries begin at number `tile`, and `line` is the index of its first key in struct truth. */
+/* Counts the tiles of `size` keys of head hk in sequence b. If f->key_tiles is not NULL, the function also stores the
+ * tiles there. The head's tiles of queries begin at number `tile`. `line` is the index of the head's first key in the
+ * arrays of struct truth (float64 results). */
 static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t line, int64_t size)
 {
     const int64_t room = key_room(&f->g, b);
@@ -144,7 +146,7 @@ static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64
     }
 }
 
-/* Visits all tiles of the problem and counts the chosen ones. If f->tiles and f->key_tiles have memory, the function
+/* Visits all tiles of the problem and counts the chosen ones. If f->tiles and f->key_tiles are not NULL, the function
  * stores the chosen tiles there. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
@@ -180,7 +182,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
 
 /* ---- Reading the caller's tensors -------------------------------------------------------------------------------- */
 
-/* Returns the strides of a contiguous tensor. heads_first: the axis of heads comes before that of rows. */
+/* Returns the strides of a contiguous tensor. `heads_first`: the axis of heads comes before that of rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
 {
     struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };
@@ -213,8 +215,8 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
 
 /* ---- Opening and closing a frame (a problem cut into tiles), and differences ------------------------------------- */
 
-/* Adds the tensors dbias, dsinks and dalibi_slopes to the problem, because the problem's geometry takes their strides
- * from them. */
+/* Adds the tensors dbias, dsinks and dalibi_slopes to the problem, because attn_geometry_of() takes the strides of
+ * these gradients from them. */
 static void add_sums(attn_problem *p)
 {
     static const attn_tensor_id sums[] = { ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };
@@ -258,7 +260,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* results are not written to p->out: only the dtype of p->out is used */
+    f->p.out = results[ATTN_T_out]; /* only the dtype of the caller's out is needed here: nothing is written to p.out */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

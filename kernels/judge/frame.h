@@ -1,5 +1,5 @@
-/* frame.h: cuts a problem into tiles, finds the caller's numbers in tensors, and measures differences between numbers
- * and the truth (float64 results). */
+/* frame.h: cuts a problem into tiles (a frame), finds the caller's numbers for each tile, and measures how far numbers
+ * are from the truth (float64 results). */
 #ifndef JUDGE_FRAME_H
 #define JUDGE_FRAME_H
 
@@ -9,25 +9,25 @@
 /* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
-    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line is the index of the
-     * first key of the tile's sequence */
+    /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
+     * is the index of the first key of the tile's sequence */
     int64_t row, line;
-    int64_t keys; /* index in key_tiles of the first tile of keys of the same key/value head and sequence */
+    int64_t keys; /* number of the first tile of keys (in key_tiles) of the tile's key/value head and sequence */
 };
 
-/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has such
- * tiles. */
+/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has tiles of
+ * keys. */
 struct key_tile {
     int64_t b, hk, first, count;
-    int64_t line; /* index in the arrays of struct truth of the tile's first key */
-    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number */
+    int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
+    /* the tiles of queries that read these keys: the index of the first one in `tiles`, and their number */
     int64_t tile, tiles;
 };
 
-/* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b is at b * batch
- * + h * head + i * row + j * column. */
+/* Address and strides of a caller's tensor: the element in row i and column j of head h of batch row b has the index b
+ * * batch + h * head + i * row + j * column. */
 struct reading {
-    const void *data; /* NULL: the caller did not give the tensor */
+    const void *data; /* address of the caller's tensor; NULL: the caller did not give the tensor */
     attn_dtype dtype;
     int64_t batch, head, row, column;
 };
@@ -37,34 +37,35 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    struct key_tile *key_tiles; /* [key_count]; head by head, in the order of `tiles` */
+    struct key_tile *key_tiles; /* array of key_count tiles of keys, head by head, in the order of `tiles` */
     int64_t key_count;
-    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
-     * truth */
+    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in struct truth (float64
+     * results) */
     int64_t count, rows, lines;
-    /* true: a device filled the arrays of struct truth, so their rows are in the order of attn_truth
+    /* true: a device computed the float64 results (struct truth), so their rows are in the order of attn_truth
      * (kernels/attention.h) */
     bool as_device;
-    int64_t all_rows; /* number of query rows of the whole problem, all heads together */
-    /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
+    int64_t all_rows; /* number of query rows of the whole problem, summed over all heads */
+    /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not
+     * chosen */
     int64_t *row_of_head;
-    bool whole; /* true: all tiles of the problem were chosen */
-    /* reading[id][0] reads a tensor in the problem's layout (bshd or bhsd), reading[id][1] in the layout with heads and
-     * rows exchanged */
+    bool whole; /* true: all tiles of the problem were chosen for the check */
+    /* reading[id][0] reads the caller's tensor `id` in the problem's layout (bshd or bhsd), reading[id][1] in the
+     * layout with heads and rows exchanged */
     struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
-    float *scratch; /* memory for emulations (emulate.h) */
+    float *scratch; /* memory in which emulate.c imitates the roundings of kernels */
 };
 
-/* Sums over the differences between a tensor's numbers and the wanted ones. A difference where exactly one of the two
- * numbers is finite counts in `bad`. */
+/* Sums over the differences between a tensor's numbers and the right ones. Where exactly one of the two numbers is
+ * finite, the difference counts only in `bad`. */
 struct difference {
     double most, sum, squares;
     int64_t count, bad;
 };
 
-/* The exact results (float64) of a frame. out, lse and dq are stored row by row, dk and dv key by key (a "line"), and
- * the sums dbias, dsinks and dslopes in their tensors' shapes. */
+/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq are stored row by row, dk and dv
+ * key by key (a "line"), and the sums dbias, dsinks and dslopes in their tensors' shapes. */
 struct truth {
     double *out, *lse, *dq, *dk, *dv;
     double *dbias, *dsinks, *dslopes;
@@ -76,12 +77,13 @@ struct truth {
 enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
-/* Cuts the problem into tiles and chooses all of them, or about `share` of them. as_device: the rows of struct truth
- * are in the order of attn_truth; then `share` must be 1. Returns false if memory runs out. */
+/* Cuts the problem into tiles and chooses all of them, or about `share` of them. `as_device`: the rows of struct truth
+ * (float64 results) are in the order of attn_truth (kernels/attention.h); then `share` must be 1. Returns false if
+ * memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
-/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. with_truth: memory for the truth
- * (float64 results) counts too. */
+/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. `with_truth`: memory for the
+ * truth (float64 results) counts too. */
 int64_t frame_bytes(const attn_problem *p, double share, bool with_truth);
 /* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
 int64_t frame_tile_rows(const attn_problem *p);
@@ -90,16 +92,16 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
 /* Returns the number of multiply-adds that the truth (float64 results) of all rows takes. */
 double frame_multiply_adds(const attn_problem *p);
 
-/* Returns the number of multiply-adds of a forward of all queries that read the keys of a tile of keys. */
+/* Returns the number of multiply-adds of a forward of all those queries that read the keys of the tile `keys`. */
 double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the
- * start of the tensor. swapped: the tensor is read in the other layout (heads and rows exchanged). */
+ * start of the tensor. `swapped`: the tensor is read in the other layout (heads and rows exchanged). */
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
-/* Rows and keys of sequence b: frame_first_row() returns the index of its first row in tensors of queries, and
- * frame_first_key() that of its first row in tensors of keys. frame_key_room() returns how many rows it has in tensors
- * of keys, padding included. */
+/* Rows and keys of sequence b: frame_first_row() returns the index of the sequence's first row in tensors of queries,
+ * and frame_first_key() the index of its first row in tensors of keys. frame_key_room() returns how many rows the
+ * sequence has in tensors of keys, padding included. */
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
@@ -108,9 +110,10 @@ int64_t frame_key_room(const struct frame *f, int64_t b);
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
-/* Adds the difference between a caller's number and the wanted one. Two NaN, or two equal infinities, do not differ. */
+/* Adds the difference between a caller's number `got` and the right number `want`. Two NaN, or two equal infinities, do
+ * not differ. */
 void difference_add(struct difference *d, double got, double want);
-/* Adds all differences of `more` to `d`. */
+/* Adds the sums of differences in `more` to those in `d`. */
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
  * returns the mean over all compared numbers; differences in `bad` add nothing to its sum. */

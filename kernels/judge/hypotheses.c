@@ -1,10 +1,11 @@
-/* hypotheses.c: the table of mistakes that a judge tests. See hypotheses.h. */
+/* hypotheses.c: the table of mistakes that a judge (which checks a caller's results) tests. See hypotheses.h. */
 #include "kernels/judge/hypotheses.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* Declares a function for the member `apply` of a hypothesis. Most of these functions do not use all parameters. */
+/* Begins the definition of a function for the member `apply` of a hypothesis (a mistake). Most functions do not use all
+ * parameters. */
 #define HYPOTHESIS(name) \
     static bool name(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS])
 #define UNUSED (void)f, (void)n, (void)v, (void)words
@@ -30,7 +31,8 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Mistakes of layout ------------------------------------------------------------------------------------------ */
 
-/* Makes the variation read a tensor with heads and rows exchanged. Returns false if the exchange changes nothing. */
+/* Makes the variation (the attention with a mistake) read a tensor with heads and rows exchanged. Returns false if the
+ * exchange changes nothing. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;
@@ -196,7 +198,7 @@ HYPOTHESIS(bias_in_base2)
 
 /* ---- Mistakes of masks ------------------------------------------------------------------------------------------- */
 
-/* Returns the right bound of the window, as if there were no causal mask. */
+/* Returns how many keys the window lets a query see to its right, as if there were no causal mask. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
 {
     return f->p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(f->p->window_right, ATTN_UNBOUNDED);
@@ -277,10 +279,10 @@ HYPOTHESIS(mask_ignored)
     return has(f, masks[n]);
 }
 
-/* Mistake: the kernel attends to padding keys, either to all keys of the tensor (variants 0 and 1) or to those that
- * fill the last tile (other variants). In odd variants, causal and window still count from the true length of the row.
- * With pages, the kernel attends only to the rest of the last page, because the next entries of the page table may be
- * any numbers. */
+/* Mistake: the kernel attends to padding keys, either to all keys of the tensor (variants 0 and 1) or to the padding
+ * keys that fill the last tile (other variants). In odd variants, causal and window still count from the true length of
+ * the row. With pages, the kernel attends only to the rest of the last page, because the next entries of the page table
+ * may be any numbers. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);
@@ -395,8 +397,8 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* Makes the variation drop one tile of keys. The tile is counted among all keys (of_all), or among the keys that causal
- * and window let the row see (of_seen). */
+/* Makes the mistake of leaving out one tile of keys. `of_all` says which tile of all keys is dropped, `of_seen` which
+ * tile of the keys that causal and window let the row see. */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {
@@ -543,8 +545,8 @@ HYPOTHESIS(dlse_missing)
     return f->backward && has(f, ATTN_T_dlse);
 }
 
-/* Sets *of to `factor`, by which a mistake multiplies dq or dk (tensor `id`). Returns false if the caller did not give
- * tensor `id`, or if the factor changes nothing. */
+/* Sets *of, the number by which a mistake multiplies dq or dk (tensor `id`), to `factor`. Returns false if the caller
+ * did not give tensor `id`, or if the factor changes nothing. */
 static bool has_factor(const struct hypothesis_facts *f, attn_tensor_id id, double factor, double *of)
 {
     *of = factor;

@@ -1,22 +1,25 @@
 /* hypotheses.h: mistakes that kernels make, in one table. search.c tests them against a caller's results.
  *
- * A hypothesis is a change of a struct variation. Some hypotheses have several variants (tile sizes, splits, seeds).
- * Hypotheses are tested in the order of the table: the most frequent mistakes come first. */
+ * A hypothesis is one possible mistake, written as a change of a struct variation. Some hypotheses have several
+ * variants (tile sizes, splits, seeds). Hypotheses are tested in the order of the table: the most frequent mistakes
+ * come first. */
 #ifndef JUDGE_HYPOTHESES_H
 #define JUDGE_HYPOTHESES_H
 
 #include "kernels/judge/variation.h"
 
-/* The facts about a problem that the functions of hypotheses.c read; each function applies one mistake. */
+/* The facts about a problem that decide whether and how a mistake applies to it. The functions of hypotheses.c read
+ * them. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
-    /* backward: gradients are computed. mixes: a row of scores has room for the keys of all packed sequences, so that
-     * variations may mix the sequences */
+    /* `backward`: gradients are computed. `mixes`: a row of scores has room for the keys of all packed sequences, so
+     * that variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
-    bool has_gaps;          /* true: k and v have more rows than some sequence has keys */
+    bool has_gaps;          /* true: some sequence has fewer keys than rows of k and v, so padding keys follow its
+                             * keys */
     bool uneven;            /* true: some sequence has different numbers of queries and keys */
     bool has_empty;         /* true: some query may see no key at all */
 };
@@ -31,15 +34,15 @@ struct hypothesis {
     /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
      * gradients alone, with right out and lse */
     bool of_scores;
-    bool of_backward; /* a kernel with the mistake has a right out and lse, and only its gradients are wrong */
+    bool of_backward; /* a kernel with this mistake computes out and lse right, and only its gradients wrong */
     /* the mistake makes small errors; it is tested even where all results are within their limits */
     bool of_pattern;
-    /* of_size: the mistake makes random errors, such as by another order of sums; only the size of its errors is
-     * compared with the caller's, not each number */
+    /* the mistake makes random errors, such as by another order of sums; only the size of its errors is compared with
+     * the caller's, not each number */
     bool of_size;
     int variants;
-    /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
-     * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */
+    /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The
+     * function writes to `words` what distinguishes the variant, such as "tiles of 64 keys", or leaves it empty. */
     bool (*apply)(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS]);
     const char *says; /* a sentence that says what is wrong with the caller's results, without a full stop */
     const char *fix;

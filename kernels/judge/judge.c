@@ -22,13 +22,14 @@
 
 #include "kernels/judge/state.h"
 
-/* The largest number of bytes that a judge may allocate, besides the problem's tensors. */
+/* The largest number of bytes that a judge (a check of a caller's results) may allocate, besides the problem's
+ * tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer, the judge
- * computes the truth in less than 20 ms, so a device would save nothing. */
+/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer
+ * multiply-adds, the judge itself computes the truth in less than 20 ms, so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
-/* The largest number of bytes of truth (float64 results) that a judge takes from a device. */
+/* The largest number of bytes of truth (float64 results) that a device computes for a judge. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
 
 const char *judge_verdict_name(judge_verdict verdict)
@@ -64,8 +65,7 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass (run over tiles) of the judge's present phase. Returns false if this phase has no more
- * passes. */
+/* Begins the next pass (run over tiles) of the judge's present phase. Returns false if the phase has no more passes. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -97,7 +97,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Enters the judge's next phase. Call this when the present phase has no more passes. */
+/* Enters the judge's next phase. Call this function when the present phase has no more passes (runs over tiles). */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {
@@ -109,8 +109,8 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a finished pass (run over tiles), and enters the next phase if it was the last pass of a
- * phase. */
+/* Stores the results of a finished pass (run over tiles), and enters the next phase if this pass was the last one of
+ * its phase. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
@@ -170,7 +170,9 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
+    if (count == 0)
+        return; /* no key/value head is complete yet, so the judge must compute more tiles although time is
+                             * short */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;
@@ -226,7 +228,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    /* with heads and rows exchanged, dbias, dsinks and dslopes would have other shapes, so they are not compared */
+    /* false: dbias, dsinks and dslopes are not compared, because with heads and rows exchanged they would have other
+     * shapes */
     j->other.whole = false;
     return j->has_other;
 }

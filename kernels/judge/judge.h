@@ -37,7 +37,7 @@ const char *judge_verdict_name(judge_verdict verdict);
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs over the largest finite absolute value of the truth
- *   explained  the max_abs that a right kernel of the dtype has on this problem
+ *   explained  the max_abs that a kernel without a mistake has on this problem, by its roundings
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
  *   wrong      number of elements beyond the limit; `of` is the number of compared elements
  *   nan        number of elements that are NaN where the truth is not */
@@ -50,7 +50,7 @@ typedef struct judge_tensor {
 typedef struct judge_element {
     attn_tensor_id id;
     int rank;
-    int64_t index[ATTN_MAX_RANK]; /* index of the element in the tensor as the caller sent it */
+    int64_t index[ATTN_MAX_RANK]; /* index of the wrong element, along the axes of the tensor as the caller sent it */
     double got, want;
 } judge_element;
 
@@ -61,12 +61,14 @@ typedef struct judge_place {
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the errors. `now` and `if_so` are largest differences of the tensor that the mistake explains
- * best: `now` from the truth (float64 results), `if_so` from the results of a kernel with the mistake. */
+/* A mistake that explains the errors. `now` and `if_so` are about the tensor that the mistake explains best: `now` is
+ * its largest difference from the truth (float64 results), `if_so` its largest difference from the results of a kernel
+ * with the mistake. */
 typedef struct judge_explanation {
-    /* true: the mistake removes most of the error, but not all of it, so there must be other mistakes too */
+    /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
-    const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
+    const char *code, *and_code; /* code: the mistake's short name; and_code: that of a second mistake that is present
+                                  * at the same time, or NULL */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
@@ -85,12 +87,12 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` of out, lse and dq is from
-     * these rows */
+    /* number of query rows in which the roundings of right kernels were imitated, which gives judge_tensor.explained of
+     * out, lse and dq */
     int64_t rows_emulated;
 } judge_result;
 
-/* The results that a judge can compare with float64 results, as bits of attn_tensor_id. */
+/* The results that the judge can check, as bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
@@ -99,38 +101,39 @@ typedef struct judge_result {
  * result. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
-/* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns
- * the results that the device should compute, as bits of attn_tensor_id. It returns 0 if the judge computes the truth
- * itself: for a small problem, for results that no device computes (dbias, dsinks, dalibi_slopes), and where the judge
- * would need too much memory. judge_elements() returns the number of doubles of one result. */
+/* A device may compute the truth (float64 results) of all rows for a judge (a check of a caller's results), by
+ * attn_truth_some(). judge_wants() returns the results that the device should compute, as bits of attn_tensor_id. It
+ * returns 0 if the judge computes the truth itself: for a small problem, for results that no device computes (dbias,
+ * dsinks, dalibi_slopes), and where the judge would need too much memory. judge_elements() returns the number of
+ * doubles of one result. */
 uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
 int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 
-/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. has_truth: a device has
- * computed the truth. INT64_MAX: more than a judge may take. */
+/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. `has_truth`: a device has
+ * computed the float64 results. INT64_MAX: more than a judge may take. */
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
  * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
  * may have the shape of another layout, because only its number of elements is checked. `truth` has the float64 results
- * of all rows that judge_wants() names, in host memory, and is borrowed until judge_close(). NULL: the judge computes
- * them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses as many rows as it
- * can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates right kernels in as
- * many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE
- * (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
+ * of all rows that judge_wants() names, in host memory; the judge borrows them until judge_close(). If `truth` is NULL,
+ * the judge computes them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses
+ * as many rows as it can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates
+ * right kernels in as many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is
+ * named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this function when half of the judge's time is over and the truth is not complete. The judge then leaves out
- * chosen rows that it has not computed in float64 yet. */
+/* Call this function when half of the judge's time is over and the truth (float64 results) is not complete. The judge
+ * then leaves out chosen rows that it has not computed in float64 yet. */
 void judge_hurry(judge *j);
 /* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
-void judge_close(judge *j); /* `j` may be NULL */
+void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
-/* The seconds that a judge is expected to take: `truth` for the float64 results and the emulations of all rows, `all`
- * for the tests of all mistakes. */
+/* The seconds that a judge is expected to take: `truth` for the float64 results of all rows and for imitating the
+ * roundings of right kernels, `all` for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

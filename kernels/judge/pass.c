@@ -1,5 +1,5 @@
-/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or emulation, and sums up
- * differences. See state.h. */
+/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a right
+ * kernel, and sums up how far the results differ from other results. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -7,7 +7,8 @@
 
 #include "kernels/judge/emulate.h"
 
-/* Right kernels that are emulated. */
+/* The ways in which right kernels order and round their work. The judge imitates them to measure how far right results
+ * may be from the truth (float64 results). */
 static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
@@ -26,8 +27,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index in struct truth of the first row of tile t, taken in head h; -1: struct truth does not have this
- * row. */
+/* Returns the index of the first row of tile t, taken in head h, in struct truth (float64 results); -1: struct truth
+ * does not have this row. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -36,8 +37,8 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Handles `count` computed rows of a tensor, each of `ld` numbers. PHASE_TRUTH stores the rows as the truth (float64
- * results). Other phases add up how far the rows differ from the caller's. */
+/* Handles `count` computed rows of a tensor. The rows have a distance of `ld` numbers in memory. PHASE_TRUTH stores the
+ * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -66,8 +67,8 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
 }
 
 /* Call this function when all tiles of queries of a key/value head have been computed, for the head's keys from `first`
- * to first + count - 1. `kept` is the index of key `first` in struct truth. PHASE_TRUTH stores dk and dv of these keys
- * as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
+ * to first + count - 1. `kept` is the index of key `first` in struct truth (float64 results). PHASE_TRUTH stores dk and
+ * dv of these keys as the truth (float64 results). Other phases compare them with the caller's or with the truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -89,7 +90,7 @@ void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int
     settle_rows(j, 4, b, hk, start + first, count, kept, dV, c->Dv);
 }
 
-/* Calls pass_settle_keys() for all keys of the key/value head of tile t. */
+/* Stores or compares dk and dv of all keys of tile t's key/value head, by pass_settle_keys(). */
 void pass_settle_head(struct judge *j, const struct tile *t)
 {
     const bool all = j->pass.v.one_sequence;
@@ -97,8 +98,7 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
- * backward. */
+/* Replaces out and lse of a tile by the truth (float64 results). This is for mistakes that are only in the backward. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
@@ -117,8 +117,8 @@ static struct compute_sums sums_of(struct judge *j)
     return (struct compute_sums){ t->dbias, t->dsinks, t->dslopes };
 }
 
-/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. Scores of all keys are computed from
- * then on. */
+/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. From then on, scores of all keys of
+ * the sequence are computed. */
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
 {
     struct pass *const pass = &j->pass;
@@ -131,16 +131,17 @@ void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation: out, lse and, in a backward, the wanted gradients.
- * PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases compare them with the caller's
- * results or with the truth. */
+/* Computes tile t with the mistake of the pass, or with the roundings that the pass imitates: out, lse and, in a
+ * backward, the wanted gradients. PHASE_TRUTH stores out, lse and dq as the truth (float64 results). Other phases
+ * compare them with the caller's results or with the truth. */
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted)
 {
     struct pass *const pass = &j->pass;
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    /* dk and dv of a head are sums over the query heads that read it under the variation */
+    /* dk and dv of a key/value head are sums over the query heads that read this head, with the mistake of the
+     * variation */
     const bool of_keys = backward && wanted & COMPUTE_DK_DV;
     const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
     const struct compute_rows rows = { t->b, h, t->first, t->count };
@@ -160,7 +161,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns a number of the truth (a float64 result) after the change that the pass's mistake makes to it. */
+/* Takes a number of the truth (a float64 result) and returns the number that a kernel with the pass's mistake would
+ * write in its place. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -176,8 +178,8 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Updates three figures of a result in PHASE_COMPARE for one number: the largest value of the truth (float64 results),
- * the largest error of rounding the truth to the result's dtype, and the count of NaN. */
+/* In PHASE_COMPARE: counts one number of a result in three figures of that result: the largest value of the truth
+ * (float64 results), the largest error of rounding the truth to the result's dtype, and the count of NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -188,8 +190,8 @@ static void measure(struct judge *j, int which, double got, double value)
     if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
 }
 
-/* Compares rows of the caller's tensor, which belong to a unit, with rows of the truth (float64 results) to which
- * converted() has applied the mistake. */
+/* Compares rows of the caller's tensor with rows of the truth (float64 results), in which converted() makes the
+ * mistake. The rows belong to the unit (tile) `unit`. */
 static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t kept, int64_t exist)
 {
@@ -213,7 +215,8 @@ static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, in
     if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], unit, difference_worst(&found));
 }
 
-/* Compares out, lse and dq of a tile of queries as convert_rows() does. */
+/* Compares out, lse and dq of a tile of queries with the truth (float64 results), in which converted() makes the
+ * mistake. */
 void pass_convert_rows(struct judge *j, int64_t tile)
 {
     const struct frame *const f = &j->frame;
@@ -226,7 +229,7 @@ void pass_convert_rows(struct judge *j, int64_t tile)
             convert_rows(j, tile, which, t->b, h, first, t->count, t->row, exist);
 }
 
-/* Compares dk and dv of a tile of keys as convert_rows() does. */
+/* Compares dk and dv of a tile of keys with the truth (float64 results), in which converted() makes the mistake. */
 void pass_convert_keys(struct judge *j, int64_t key_tile)
 {
     const struct frame *const f = &j->frame;

@@ -8,7 +8,8 @@
 typedef double wide_double __attribute__((vector_size(PRODUCTS_BYTES)));
 typedef float wide_float __attribute__((vector_size(PRODUCTS_BYTES)));
 
-/* gcc keeps an array in registers only where the loops over it are unrolled; clang unrolls them by itself. */
+/* gcc keeps an array in registers only if the loops over the array are unrolled, so a pragma unrolls them; clang
+ * unrolls them by itself. */
 #if defined(__clang__)
 #define PRODUCTS_UNROLL
 #else

@@ -1,4 +1,4 @@
-/* report.c: writes what a judge knows into a judge_result. See judge.h. */
+/* report.c: writes what a judge has found out about a caller's results into a judge_result. See judge.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -57,7 +57,7 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
 }
 
 /* Returns the index of the best candidate that is an explanation and not listed yet; -1: all are listed. Among
- * candidates of about equal score, it is the one that is first in the table of mistakes. */
+ * candidates of about equal score, the function takes the one that is first in the table of mistakes. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };

@@ -7,8 +7,9 @@
 
 /* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
-/* Chooses the units on which mistakes are tested, for a judge that emulates only some units (units.c). It chooses, for
- * each wrong result, the unit with the largest errors, and besides these some units that are evenly spread. */
+/* Chooses the units (tiles of queries or of keys) on which mistakes are tested, where a pass over all units would take
+ * too long (units.c). The function chooses, for each wrong result, the unit with the largest errors, and besides these
+ * some units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
@@ -30,8 +31,9 @@ static void choose_units(struct judge *j)
         j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
 }
 
-/* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Of other problems, a forward gets
- * tiles that are evenly spread and include the first and the last; a backward gets whole heads, from the first on. */
+/* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Other problems get only some tiles.
+ * For a forward they are evenly spread and include the first and the last; for a backward they are those of whole
+ * heads, from the first head on. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -76,7 +78,8 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* a backward tests a mistake of scores twice: in forward and backward together, and in the backward alone */
+        /* in a backward, 2: a mistake of scores is tested in forward and backward together, and in the backward
+         * alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
@@ -98,7 +101,7 @@ static int by_score(const struct judge *j, int a, int b)
     return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
 }
 
-/* Inserts a candidate into a list, sorted by score, of at most `most` candidates. */
+/* Inserts a candidate (a mistake or pair) into a list, sorted by score, of at most `most` candidates. */
 static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
 {
     int at = *count;

@@ -1,8 +1,9 @@
-/* state.h: the state of a judge, which its files share. judge.h says what a judge does.
+/* state.h: the state of a judge (a check of a caller's results), which the files of this folder share. judge.h says
+ * what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
- *   units.c        which part of a large problem is emulated, if a device has computed the truth
- *   pass.c         computes tiles with one variation or emulation, and sums up differences
+ *   units.c        in which tiles of a large problem the roundings of right kernels are imitated
+ *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
  *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
  *   search.c       which mistakes are tested, on which tiles, in which order
@@ -19,19 +20,19 @@
 #include "kernels/judge/hypotheses.h"
 
 enum {
-    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) of a judge */
-    PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
-    PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
+    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) that a judge tests */
+    PAIR_FIRSTS = 5,    /* the largest number of mistakes that are tried as the first of a pair */
+    PAIR_SECONDS = 300, /* the largest number of mistakes that are tried as the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
-    WORST_UNITS = 8, /* for each result, the number of units (those with the largest errors) that a judge remembers */
+    WORST_UNITS = 8, /* for each result, the number of units (tiles) with the largest errors that a judge remembers */
 };
 
-/* A unit is the least part of a problem whose results a pass can compute by itself: a tile of queries, or in a backward
- * also a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which
- * are sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
+/* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
+ * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives its dk and dv, which are
+ * sums over all tiles of queries of the group of heads. The number of a unit is the index of the tile of queries in
  * frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
-/* The phases of a judge's work, in order. judge.c explains each of them. */
+/* The phases of the judge's work on a caller's results, in order. judge.c explains each of them. */
 enum phase {
     PHASE_TRUTH,
     PHASE_COMPARE,
@@ -43,94 +44,103 @@ enum phase {
     PHASE_DONE
 };
 
-/* A mistake: a row of hypotheses[], and the number of one of its variants. */
+/* A mistake: `row` is its row in hypotheses[], the table of mistakes, and `variant` the number of one of its
+ * variants. */
 struct mistake {
     int row, variant;
-    bool alone; /* true: only the backward has the mistake; out and lse are right */
+    bool alone; /* true: the forward is right (out and lse), and only the backward has the mistake */
 };
 
-/* One mistake, or two at once, that is tested against the caller's results. */
+/* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
 struct candidate {
     /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
-    /* differences between the caller's results and those of a kernel with the candidate's mistakes */
+    /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* Explanations are ordered by score, lowest (best) first. A score of 0 means that the mistake explains nothing of
-     * the error. */
+    /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
-    unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would change a tensor that the caller has right */
-    /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
+    unsigned explains; /* the wrong tensors that the candidate (a mistake or pair) explains; bit n is result n of
+                        * frame_tensors[] */
+    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that the caller has right */
+    /* true: the candidate (a mistake or pair) was tested on all tiles in PHASE_CONFIRM, or need not be tested on all
+     * tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
      * tested first) */
     bool whole;
 };
 
-/* The units in which one result has its largest errors. */
+/* The units (tiles) in which one result has its largest errors. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* numbers of the units, in descending order of error */
+    int64_t unit[WORST_UNITS]; /* numbers of the units (tiles), the one with the largest error first */
     double error[WORST_UNITS];
 };
 
-/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up their differences. */
+/* A pass computes tiles of a frame (a problem cut into tiles) with one variation (a mistake, or none), and sums up how
+ * far their results are from other results. */
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles of the pass, or numbers of its units; NULL: all tiles */
+    const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
+                          * tiles */
     /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
      * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile */
     bool by_units;
-    int64_t count, at; /* count: number of tiles or units of the pass; at: number of those that are done */
-    int64_t inner;     /* if the unit is a tile of keys: the number of tiles of queries that are done for it */
-    int64_t hk, b;     /* the key/value head and the sequence whose keys are loaded; -1: none */
-    /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
+    int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
+    int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
+    int64_t hk, b;     /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
+    /* true: the pass makes its mistake in numbers of the stored truth (float64 results) and does not compute attention
+     * again */
     bool converts;
-    bool alone; /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
-    /* true: the variation has the out and lse of the truth (float64 results), which makes a tile of keys little work.
-     * Emulations of tiles of keys always take out and lse from the truth. */
+    bool alone; /* true: only the backward has the mistake; out and lse are those of the truth (float64 results) */
+    /* true: the mistake leaves out and lse as they are in the truth (float64 results), which makes a tile of keys
+     * little work. Emulations of tiles of keys always take out and lse from the truth. */
     bool right_forward;
-    /* index of the emulated kernel whose roundings the pass imitates; -1: the pass computes without roundings */
+    /* index in emulations[] of the right kernel whose roundings the pass imitates; -1: the pass computes without
+     * roundings */
     int emulation;
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
     bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
-    struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
+    struct difference found[FRAME_TENSORS]; /* differences between the results of the pass and those that they are
+                                             * compared with, over the tiles done so far */
     struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
 struct judge {
     struct hypothesis_facts facts;
-    attn_problem p; /* the caller's problem, without the caller's results */
+    attn_problem p; /* the caller's problem, without the results that the caller sent for it */
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
     /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
     struct frame other;
     bool has_other;
-    bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
-    double time_s;      /* the time in seconds that the judge should take in all */
+    bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
+                         * computed them */
+    double time_s;      /* the time in seconds that the whole check should take */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the running pass; the pass stores no other results */
+    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); it stores no other results */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* index of the running pass among the passes of its phase */
+    int index; /* index of the present pass among the passes of its phase */
 
-    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
-    /* numbers of the units in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
-     * computed the truth (float64 results) and emulating all tiles would take too long. */
+    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units (tiles) with the largest
+                                              * errors */
+    /* numbers of the units (tiles) in which the roundings of right kernels are imitated; NULL: all tiles. The list
+     * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between an emulated right kernel and the truth (float64 results), for the emulation with the largest
-     * differences */
+    /* differences between the truth (float64 results) and results with the roundings of a right kernel: the right
+     * kernel with the largest differences */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -148,13 +158,15 @@ struct judge {
     /* numbers of the units of `other` on which mistakes are tested first; NULL: all tiles of `other` */
     int64_t *other_sample;
     int64_t other_count;
-    struct mistake trying; /* the mistake that is being tested alone (not in a pair) */
-    bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
+    struct mistake trying; /* the single mistake that is being tested */
+    bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* candidates 0 to singles - 1 are single mistakes; the other candidates are pairs */
+    int candidate_count, singles; /* of the tested candidates, numbers 0 to singles - 1 are single mistakes; the others
+                                   * are pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
-    int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
+    int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
+                                            * all tiles */
     bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
 };
 
@@ -163,13 +175,13 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
     return j->given >> id & 1;
 }
 
-/* pass_begin() begins a pass over the tiles (or units, if units_are_sampled()) list[0] to list[count - 1], or over all
- * tiles if `list` is NULL. pass_step() does the work of the next tile, and returns true when the pass has no more
- * tiles. */
+/* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
+ * units_are_sampled(), `list` has numbers of units. `v` is the variation (a mistake, or none) that the pass computes.
+ * pass_step() does the work of the next tile, and returns true when the pass has no more tiles. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
-/* Functions of pass.c that steps.c calls. They are explained where they are defined. */
+/* Functions of pass.c that steps.c calls. Comments in pass.c explain them. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h);
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk);
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept);
@@ -180,7 +192,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
 void pass_convert_rows(struct judge *j, int64_t tile);
 void pass_convert_keys(struct judge *j, int64_t key_tile);
 
-/* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE and PHASE_EMULATE. */
+/* Sets the judge's members `verdict`, `wrong` and `tensor`, by the differences that PHASE_COMPARE and PHASE_EMULATE
+ * found. */
 void verdict_decide(struct judge *j);
 
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
@@ -197,20 +210,21 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
  * tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether a judge with a sample of units could not compare dk and dv with this candidate's, because computing
- * out and lse of the whole head for it is much work. */
+/* Returns whether dk and dv were not compared when this candidate (a mistake or pair) was tested on a sample of units
+ * (tiles), because computing out and lse of the whole head is much work. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
-/* Returns whether the judge reports this tested mistake or pair as an explanation. */
+/* Returns whether the answer to the caller reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 /* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
  * mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
- * for the list, all tiles are emulated. units_add() adds a unit to a list that does not have it yet, and returns the
- * list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries or of keys.
- * units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(), so that
- * tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c. A unit is a tile of queries or of keys. units_choose_emulated() chooses the units of the list
+ * `emulated`, by the differences that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated.
+ * units_add() adds a unit to a list unless the list already has it, and returns the list's new length. units_spread()
+ * adds `wanted` units that are evenly spread over the tiles of queries or of keys. units_room() returns the length that
+ * a list of units of a frame may have. Lists are sorted by units_sort(), so that tiles of queries come before tiles of
+ * keys, and the tiles of a head follow each other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
@@ -221,7 +235,8 @@ static inline int64_t units_room(const struct frame *f)
 {
     return f->count + f->key_count + 1;
 }
-/* Returns the kind of units in which errors of result `which` of frame_tensors[] are noted. */
+/* Returns the kind of units (tiles of queries or of keys) in which errors of result `which` of frame_tensors[] are
+ * counted. */
 static inline enum unit_kind units_kind_of(int which)
 {
     return which < FRAME_ROW_TENSORS ? UNIT_QUERIES : UNIT_KEYS;

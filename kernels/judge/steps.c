@@ -2,10 +2,11 @@
  * queries and of keys). See state.h.
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
- * lse, and dS on its delta, the sum of dout times out. If the variation does not change out and lse, both are taken
- * from the truth (float64 results), and only the scores of the tile's own keys are computed. An emulated kernel gets
- * the truth's out and lse rounded to the dtypes in which a kernel stores them. If the variation changes out or lse, the
- * scores of all keys are computed for each query, which is as much work as a forward of all heads of the group.
+ * lse, and dS on its delta, the sum of dout times out. If the variation (the mistake that the pass computes) does not
+ * change out and lse, both are taken from the truth (float64 results), and only the scores of the tile's own keys are
+ * computed. An emulated kernel gets the truth's out and lse rounded to the dtypes in which a kernel stores them. If the
+ * variation changes out or lse, the scores of all keys are computed for each query, which is as much work as a forward
+ * of all heads of the group.
  *
  * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
  * score cancels, because lse has nearly the same error. Here it does not cancel, so an emulation of float32 may have up
@@ -15,7 +16,7 @@
 #include "kernels/judge/emulate.h"
 #include "kernels/judge/state.h"
 
-/* Adds to dk and dv of a tile of keys what the queries of tile t contribute. The tile's keys are loaded. */
+/* Adds to dk and dv of a tile of keys what the queries of tile t contribute. The keys must have been loaded. */
 static void add_queries(struct judge *j, const struct key_tile *keys, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -51,8 +52,8 @@ static void add_queries(struct judge *j, const struct key_tile *keys, const stru
     compute_gradients(c, &pass->v, &rows, &none, COMPUTE_DK_DV);
 }
 
-/* Computes the next tile of queries for a tile of keys. Emulated kernels take the queries in different orders. Returns
- * true when all tiles of queries are done. */
+/* Computes the next tile of queries for a tile of keys. The order of the tiles of queries depends on the kernel whose
+ * roundings are imitated. Returns true when all tiles of queries are done. */
 static bool step_keys(struct judge *j, const struct key_tile *keys)
 {
     struct pass *const pass = &j->pass;
@@ -65,7 +66,7 @@ static bool step_keys(struct judge *j, const struct key_tile *keys)
     return true;
 }
 
-/* Does a step of the work of a unit. Returns true if the unit is done. */
+/* Does the next step of the work of a unit (a tile of queries or of keys). Returns true if the unit is done. */
 static bool step_unit(struct judge *j, int64_t unit)
 {
     struct pass *const pass = &j->pass;
@@ -81,7 +82,7 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of tile n of a pass that goes over tiles of queries. */
+/* Computes tile number n of a pass that goes over tiles of queries. */
 static void step_tile(struct judge *j, int64_t n)
 {
     struct pass *const pass = &j->pass;
@@ -101,8 +102,8 @@ static void step_tile(struct judge *j, int64_t n)
         pass_convert_keys(j, k);
 }
 
-/* Does the work of the pass's next tile, or a part of the work of its next unit. Returns true when the pass has no more
- * tiles. */
+/* Computes the pass's next tile, or, if the pass goes over units, a part of its next unit. Returns true when the pass
+ * has no more tiles. */
 bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;

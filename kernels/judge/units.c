@@ -1,5 +1,5 @@
-/* units.c: where a judge emulates right kernels if a device has computed the truth (float64 results) of all rows. See
- * state.h.
+/* units.c: in which tiles a judge emulates right kernels (imitates their roundings) if a device has computed the truth
+ * (float64 results) of all rows. See state.h.
  *
  * A device computes the truth in milliseconds, but emulating right kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
@@ -12,16 +12,16 @@
 
 #include "kernels/judge/state.h"
 
-/* The least number of units of a kind that are emulated. A backward has fewer, because it has two kinds, and because a
- * tile of a backward takes longer. */
+/* The least number of units of one kind (tiles of queries, or tiles of keys) in which right kernels are emulated. In a
+ * backward the number is smaller, because it has two kinds, and because a tile of a backward takes longer. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* A judge emulates as many units of a kind as take this many multiply-adds to emulate once, but at least
- * LEAST_UNITS. */
+/* A judge emulates right kernels in as many units of a kind (tiles of queries, or of keys) as fit in this number of
+ * multiply-adds (counted for one emulation), but at least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
-/* Inserts a unit with its error into a list of the units with the largest errors. If the unit is in the list already,
- * the list keeps the larger of its two errors. */
+/* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the unit is in the list
+ * already, the list keeps the larger of its two errors. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;
@@ -64,7 +64,8 @@ void units_sort(int64_t *list, int64_t count)
     qsort(list, (size_t)count, sizeof *list, ascending);
 }
 
-/* Adds `wanted` units of a kind to the list `emulated`, of which there are `count`. Returns the new count. */
+/* Adds `wanted` units (tiles) of one kind to the list `emulated`, which has `count` units so far. Returns the new
+ * count. */
 static int64_t choose_kind(const struct judge *j, enum unit_kind kind, int64_t wanted, int64_t count)
 {
     const int64_t before = count;

@@ -1,15 +1,15 @@
-/* variation.h: attention as it is defined, or with one thing done otherwise.
+/* variation.h: attention as it is defined, or with a mistake.
  *
  * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
  * computes the right results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
- * with that mistake would give. Two mistakes at once are two changes of one struct. */
+ * with that mistake would give. For two mistakes at once, two hypotheses change one struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
 
 #include "kernels/attention.h"
 #include "kernels/tiles.h"
 
-/* Which key/value head query head h reads. G is the number of query heads per key/value head. */
+/* The choices of the key/value head that query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
     HEADS_IN_GROUPS,   /* query head h reads key/value head h / G (G: query heads per key/value head), which is right */
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
@@ -36,9 +36,10 @@ enum variation_softmax {
     /* neither a row's out so far nor its sum of exponentials so far is rescaled when a tile of keys raises the row's
      * maximum */
     SOFTMAX_NONE_RESCALED,
-    SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
+    SOFTMAX_SPLITS_UNWEIGHTED, /* when the keys are split, the splits' results are averaged without their weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
-    SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
+    SOFTMAX_RAW,               /* exponentials are exp(z) without the row's maximum, and out is not divided by their
+                                * sum */
 };
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
@@ -50,7 +51,8 @@ enum variation_rounding {
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
     ROUND_SUMS,          /* sums of q.k, of P V and of gradients are rounded to round_dtype after every `tile` terms */
-    /* sums of P V and of gradients are rounded to round_dtype after every `tile` terms, but q.k and lse are exact */
+    /* sums of P V and of gradients are rounded to round_dtype after every `tile` terms, but sums of q.k, and thus lse,
+     * are exact */
     ROUND_SUMS_BUT_QK,
     ROUND_TF32,     /* q and k are rounded to 10 mantissa bits */
     ROUND_TF32_ALL, /* q, k, P and v are rounded to 10 mantissa bits */
@@ -62,20 +64,22 @@ enum variation_rounding {
 
 enum variation_dropout {
     DROPOUT_RIGHT,
-    DROPOUT_MISSING,      /* no probability is dropped */
+    DROPOUT_MISSING,      /* dropout drops no probability */
     DROPOUT_UNSCALED,     /* kept probabilities are not divided by 1 - dropout_p */
     DROPOUT_SCALED_TWICE, /* kept probabilities are divided by 1 - dropout_p twice */
     DROPOUT_TRANSPOSED,   /* the random number of element (j, i) decides whether (i, j) is dropped */
 };
 
 typedef struct variation {
-    attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap, and the masks */
+    attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap and masks, as the
+                                           * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    /* softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k before the scale */
+    /* true, by mistake: softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k
+     * before the scale */
     bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
-    bool alibi_corner; /* ALiBi's distance is |i - j|, as if the first query stood at the first key */
+    bool alibi_corner; /* true: ALiBi's distance is |i - j|, as if the first query stood at the first key */
 
     /* number of keys that each row sees beyond the last key that causal and window allow; negative: that many keys
      * fewer */
@@ -84,7 +88,7 @@ typedef struct variation {
     /* if above 0: rows see as many keys as if the number of keys of a sequence were rounded up to a multiple of this
      * number */
     int64_t whole_keys;
-    /* rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
+    /* true: rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
     bool padding_kept;
     enum variation_heads heads;
     enum variation_drop drop;
@@ -92,7 +96,7 @@ typedef struct variation {
     /* With SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys. With ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
      * terms of a sum between two roundings. With other mistakes: number of keys of a tile. */
     int64_t tile;
-    bool backwards; /* the kernel goes from the last tile of keys to the first */
+    bool backwards; /* true: the kernel goes from the last tile of keys to the first */
     /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED also counts splits in which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
@@ -129,17 +133,18 @@ typedef struct variation {
     bool swapped_problem;
 } variation;
 
-/* Returns whether the variation rounds the partial sums of the products of which out and the gradients are made. */
+/* Returns whether the variation has the mistake of rounding the partial sums of products, from which a kernel computes
+ * out and the gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
 }
 
-/* Returns the variation that has no mistake. */
+/* Returns the variation that has no mistake, so that compute.c computes the right results. */
 variation variation_of(const attn_problem *p);
 
-/* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th query
- * head that reads key/value head hk. */
+/* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th of the
+ * query heads that read key/value head hk. */
 static inline int64_t variation_head_of(const variation *v, int64_t h)
 {
     const attn_dims *const d = &v->g.dims;

@@ -1,8 +1,8 @@
 /* verify.c: attn_verify() of kernels/attention.h, which compares some or all rows of a forward's out with float64
  * results.
  *
- * The compared rows are spread evenly. Rows that follow each other in a head are computed as one tile, by the products
- * of compute.c. Comparing all rows takes as long as computing the float64 results of a judge. */
+ * The compared rows are spread evenly. Consecutive rows of a head are computed together as one tile, by compute.c.
+ * Comparing all rows takes as long as computing the float64 results of a judge. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ struct attn_verifier {
     int64_t total, n, next;
     /* b, h: batch row and head of row `next`; first: index of the head's first row among all rows */
     int64_t b, h, first;
-    int64_t keys_b, keys_hk; /* key/value head and sequence whose keys are loaded; -1: none */
+    int64_t keys_b, keys_hk; /* sequence and key/value head whose keys are loaded; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
@@ -44,7 +44,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Sets b, h and first to the head of row `next`. The loop over heads is short, because B * H is bounded. */
+/* Sets b, h and first to the head of row `next`. A loop over all heads is fast enough, because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -58,7 +58,7 @@ static attn_sequence go_to_head(attn_verifier *v)
     return s;
 }
 
-/* Compares row i of the kernel's out with row r of the tile's float64 results. Two NaN or two equal infinities do not
+/* Compares row i of the given out with row r of the tile's float64 results. Two NaN or two equal infinities do not
  * differ. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {

@@ -15,7 +15,7 @@ enum { AXES = 4 };
 
 /* For each index of each axis of a tensor: the number of wrong elements that have this index. */
 struct counts {
-    int64_t size[AXES]; /* sizes of the axes: batch rows, heads, queries (or keys), columns */
+    int64_t size[AXES]; /* sizes of the four axes of `wrong`: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
     int64_t total;
 };
@@ -51,8 +51,8 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* Returns the distance between neighbouring indices with wrong elements if all these distances are equal, and 0
- * otherwise. */
+/* Returns the distance between neighbouring indices that have wrong elements, if this distance is always the same;
+ * otherwise 0. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
     int64_t step = 0;
@@ -68,8 +68,8 @@ static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64
     return *count == 1 ? 1 : step < 0 ? 0 : step;
 }
 
-/* Writes which indices of an axis have wrong elements, such as "queries 128 to 255". Returns false if all indices have
- * some. */
+/* Writes which indices of an axis have wrong elements, such as "queries 128 to 255". Writes nothing and returns false
+ * if all indices have wrong elements. */
 static bool put_axis(struct words *w, const char *one, const char *many, const int64_t *wrong, int64_t size)
 {
     enum { LISTED = 4 };
@@ -129,7 +129,7 @@ static double error_of(double got, double want)
     return isfinite(error) ? error : INFINITY;
 }
 
-/* Adds the element to result->worst if it is one of the JUDGE_WORST elements with the largest errors. */
+/* Adds the element to result->worst if its error is among the JUDGE_WORST largest so far. */
 static void keep_worst(judge_result *result, double *errors, const attn_tensor *t, attn_tensor_id id, int64_t at,
                        double got, double want, double error)
 {

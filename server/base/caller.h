@@ -1,9 +1,10 @@
-/* caller.h: the account of one tenant. A tenant is the bearer of one token; without tokens all clients are one tenant.
+/* caller.h: the account of one tenant. A tenant consists of all clients that send the same token. On a server without
+ * tokens, all clients are one tenant.
  *
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
  * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
- * rest stays free for the other tokens. A count in the account says how much of one bound the tenant uses. The file
- * that enforces this bound changes the count under a lock of its own.
+ * rest stays free for the other tokens. The account has a count for each bound, which says how much of it the tenant
+ * uses. The source file that enforces a bound changes its count, under a lock of its own.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
@@ -13,47 +14,52 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Stages in which a request occupies a slot (work/queue.h), in the order in which a request goes through them. */
+/* A request occupies a slot of the queue (work/queue.h), first while it is received, then while it waits for a
+ * device. */
 enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 
 struct flow;
 
 struct caller {
-    /* number of references; 0 marks CALLER_EVERYBODY (the account of clients without a token), which is part of another
-     * struct and is never freed */
+    /* number of references; always 0 for CALLER_EVERYBODY (the account of clients without a token), which is part of
+     * another struct and is never freed */
     atomic_int references;
-    /* the tenant's share of device time, held by a reference; NULL: each connection has a share of its own */
+    /* the flow to which the tenant's device time is charged (flow.h); the account holds a reference to it; NULL: each
+     * connection has a flow of its own */
     struct flow *flow;
     /* percentage of each of the server's bounds (memory, queue slots) that the tenant may use; 100 with only one
      * token */
     _Atomic int percent;
 
-    /* slots of the queue that the tenant's requests occupy, by stage; queue.c counts them, but not for CALLER_EVERYBODY
-     * (clients without a token) */
+    /* number of queue slots that the tenant's requests occupy, for each stage of a request; queue.c changes it, but not
+     * for CALLER_EVERYBODY (clients without a token) */
     _Atomic int places[CALLER_PLACES];
-    /* staging memory that the tenant's requests have leased, in bytes; kept by staging.c under its lock */
+    /* staging memory (memory for tensors) that the tenant's requests have leased, in bytes; staging.c changes it under
+     * its lock */
     int64_t staging_bytes;
-    /* memory of the tenant's contexts (saved forwards), in bytes; kept by contexts.c under its lock */
+    /* memory of the tenant's contexts (saved forwards), in bytes; contexts.c changes it under its lock */
     int64_t context_bytes;
     int contexts;
-    /* Bytes of the pages of the tenant's KV caches. A page that several caches share counts once. server/caches keeps
-     * this number under its lock. */
+    /* Bytes of the pages of the tenant's KV caches. A page that several caches share counts once. The code in
+     * server/caches changes this number under its lock. */
     int64_t cache_bytes;
-    /* entries in the page tables of the tenant's caches; a page that several caches share counts once for each cache */
+    /* number of entries in the page tables of the tenant's caches; a page that several caches share counts once for
+     * each of them */
     int64_t cache_numbers;
     int caches;
-    /* number of shared memory segments that the tenant has registered; kept by server/regions under its lock */
+    /* number of shared memory segments that the tenant has registered; the code in server/regions changes it under its
+     * lock */
     int regions;
     int64_t region_bytes;
 };
 
-/* Makes an account with one reference and without a flow. Returns NULL when out of memory. */
+/* Makes an account with one reference and without a flow (share of device time). Returns NULL when out of memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
-void caller_release(struct caller *caller); /* does nothing if `caller` is NULL */
+void caller_release(struct caller *caller); /* drops a reference to the account; does nothing if `caller` is NULL */
 
-/* Initialiser of the account of clients without a token. The account has no reference count and may use 100 percent
- * of each bound. */
+/* Initialiser for the account of clients without a token: no references are counted, and it may use 100 percent of each
+ * bound. */
 #define CALLER_EVERYBODY \
     {                    \
         .percent = 100   \
@@ -61,8 +67,8 @@ void caller_release(struct caller *caller); /* does nothing if `caller` is NULL 
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* Returns how much of `bound` (a limit of the server) the caller may use, at least 1. A NULL caller may use the whole
- * bound. */
+/* Returns how much of `bound` (a limit of the server, such as the bytes of staging memory) this account may use, at
+ * least 1. NULL: the whole bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

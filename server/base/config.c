@@ -5,7 +5,8 @@
  * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
  * the man page and bash completion. A new option is a new row and a new member of struct config.
  *
- *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
+ *   defaults of the rows -> environment -> command line -> defaults that depend on the machine -> checks between
+ *   options
  *
  * Invariants
  * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.
@@ -41,7 +42,7 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* largest default value of --staging-bytes; more staging memory would make nothing faster */
+/* largest default value of --staging-bytes (memory for tensors of requests); with more, nothing would be faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
@@ -131,7 +132,7 @@ static bool address_ok(const char *text)
     if (host[0] == '[') {
         if (length < 3 || host[length - 1] != ']') return false;
         host[length - 1] = '\0';
-        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0] */
+        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0], which inet_pton() does not accept */
         host[1 + strcspn(host + 1, "%")] = '\0';
         return inet_pton(AF_INET6, host + 1, binary) == 1;
     }
@@ -147,7 +148,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
         const char *begins; /* the refused value begins with this text, which the hint leaves out */
-        /* texts that the hint puts in front of the rest of the refused value, and behind it */
+        /* texts that the hint puts before and behind the rest of the refused value */
         const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
@@ -159,7 +160,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* true if square brackets make the value an address, such as [::1]:8080 for ::1:8080 */
+    /* an IPv6 address without square brackets is valid with them: the hint for ::1:8080 is [::1]:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -178,7 +179,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* reads device numbers separated by commas; a number that comes twice is refused */
+    for (;;) { /* reads device numbers that are separated by commas; a number that comes twice is refused */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;
@@ -224,7 +225,8 @@ static const char *keep_origin(const char *text)
 struct reading {
     struct config *config;
     bool given[CONFIG_OPTIONS_MAX]; /* given[i]: true if a flag or an environment variable set option i */
-    /* from_flag[i]: true if a flag set option i; the first --listen flag replaces the addresses from the environment */
+    /* from_flag[i]: true if a flag set option i. It is needed for lists: the first --listen flag replaces the addresses
+     * from the environment. */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
@@ -502,9 +504,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files. `spare` of these files are reserved for other
- * uses. If `spare` is more than half of `files`, the connections get half of the files that the process and its
- * threads do not need. */
+/* Returns how many connections are possible if the process may have `files` open files. `spare` of them are reserved
+ * for other uses. If `spare` is more than half of `files`, the connections get half of the files that the process and
+ * its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
@@ -525,7 +527,8 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* Rounds down so that each core gets the same number of threads (http_threads.h says why). */
+        /* Rounds the number of threads down to a multiple of the cores, so that each core gets the same number
+         * (http_threads.h says why). */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
@@ -593,8 +596,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text of the first flag such as --help, or NULL if there is no such flag. The
- * flag works even if other arguments are wrong. */
+/* Returns the function that prints the text for the first flag in argv such as --help or --version. NULL: argv has no
+ * such flag. Other arguments are not examined, so the flag works even if they are wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

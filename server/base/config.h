@@ -10,8 +10,8 @@
 
 #include "server/base/limits.h"
 
-/* The final values of all options, known before any thread starts. Strings live as long as the process. Sizes are in
- * bytes, times in milliseconds. */
+/* The final values of all options. They are known before any thread starts. Texts live as long as the process. Sizes
+ * are in bytes, times in milliseconds. */
 struct config {
     /* addresses to listen on, such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
     const char *listen[CONFIG_MAX_LISTEN];
@@ -26,8 +26,8 @@ struct config {
     int cores;
     int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
     int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
-    /* the limit of staging memory (tensors of requests); half of memory_bytes or less, unless --staging-bytes is given
-     * */
+    /* the limit of staging memory (memory for tensors of requests); unless --staging-bytes is given, half of
+     * memory_bytes or less */
     int64_t staging_bytes;
     /* memory for KV caches on each device; 0: no caches; -1: the default share of the device's memory */
     int64_t kv_bytes;
@@ -38,10 +38,11 @@ struct config {
     int64_t batch_window_us;
     int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
-    /* longest time in seconds that a request may take alone on a device; a request that would take longer is refused */
+    /* longest expected time in seconds of a request that has a device for itself; a request that would take longer is
+     * refused */
     int max_seconds;
-    /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
-     * lost */
+    /* a batch may take the longest time that its size explains, and this many milliseconds more; after that its device
+     * counts as lost */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */
@@ -50,7 +51,7 @@ struct config {
     /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
     const char *allow_shm[CONFIG_MAX_SHM];
     int allow_shm_count; /* 0: clients may not register system shared memory */
-    /* addresses and networks of trusted proxies, as texts that peer.h reads */
+    /* addresses and networks of trusted proxies, as texts in the form that peer.h describes */
     const char *trusted_proxies[CONFIG_MAX_PROXIES];
     int trusted_proxy_count; /* 0: the header X-Forwarded-For is ignored */
     bool allow_cuda_shm;
@@ -65,8 +66,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Upper bounds on memory, without the tensors of requests: config_one_connection_bytes() for an open connection and
- * its request, config_connection_bytes() for all connections together. */
+/* Upper bounds on memory, in bytes, without the tensors of requests: config_one_connection_bytes() for one open
+ * connection and its request, config_connection_bytes() for all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);
@@ -77,7 +78,7 @@ static inline int64_t config_connection_bytes(const struct config *config)
     return (config->max_connections + metrics + CONNECTION_LEAVING) * config_one_connection_bytes(config);
 }
 
-/* Characters that a shared memory key may contain. The key is the name of a file. */
+/* Characters that a shared memory key may contain. The key is the name of a file in /dev/shm. */
 #define CONFIG_SHM_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 
 /* Prefix of the environment variables of options, and the variable in which a supervisor lists its sockets. */

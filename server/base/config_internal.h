@@ -52,7 +52,7 @@ struct config_option {
     int64_t fallback; /* default value of a number or a switch */
     int64_t min, max; /* allowed range of a number */
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
-    /* TYPE_CHOICE: the allowed words, "text|json"; other types: the words that bash completion offers. */
+    /* TYPE_CHOICE: the allowed words, as in "text|json". Other types: the words that bash completion offers. */
     const char *words;
     /* text that --help shows in place of the default value, such as "half of the memory"; NULL: it shows the value */
     const char *shown;

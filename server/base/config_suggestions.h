@@ -9,7 +9,7 @@
 struct config_suggestion {
     const char *names; /* names that other servers give to an option, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    /* advice for a user of these names, for which attnd has no option; NULL: attnd has an option for them */
+    /* advice for users of these names, if attnd has no such option; NULL: attnd has an option that replaces them */
     const char *instead;
 };
 extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */

@@ -1,5 +1,5 @@
-/* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. Other structs have the
- * deadlines as members, and a binary heap holds pointers to them. Only the event loop's thread uses the heap. */
+/* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. A deadline is a member of
+ * another struct, and the binary heap holds pointers to the deadlines. Only the main thread uses the heap. */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 

@@ -1,4 +1,4 @@
-/* flow.c: makes and releases flows (shares of the devices' time), and charges time to them. */
+/* flow.c: makes and releases flows (each is the account of one client's device time), and charges time to them. */
 #include "server/base/flow.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
-/* flow.h: a flow is a share of the devices' time, with an account of the time used. Each token has a flow; without
- * tokens, each connection has one.
+/* flow.h: a flow records how much device time one client has used, so that clients get equal shares. Each token has a
+ * flow; on a server without tokens, each connection has one.
  *
  * A device takes its next job from the flow that has used the least time lately (work/queue.c, start-time fair
  * queueing). A thread that works for a request charges its time to the request's flow.
@@ -30,26 +30,29 @@ enum flow_work {
 struct flow {
     atomic_int references;
     char name[METRICS_LABEL_BYTES]; /* name of the flow in /metrics: the token's name, or "everybody" without tokens */
-    _Atomic int64_t used_ns;        /* time charged to this flow since it was made, on devices and CPU threads */
+    /* time charged to this flow (client) since it was made, on devices and CPU threads */
+    _Atomic int64_t used_ns;
 
     /* Only the main thread (queue.c) uses the members below. */
-    /* used_ns + ahead_ns is the flow's virtual time, by which start-time fair queueing orders flows */
+    /* Start-time fair queueing orders flows by their virtual time, which is used_ns + ahead_ns. */
     int64_t ahead_ns;
-    int running; /* number of batches that run on devices and whose first job belongs to this flow */
-    /* sum of the start times of the batches counted in `running`, from which their time so far is computed */
+    int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
+    /* sum of the start times of all batches that `running` counts; from this sum follows how long they have run so
+     * far */
     int64_t running_since_ns;
-    int waiting; /* number of this flow's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
-    struct job *first, *last; /* this flow's waiting jobs, linked by their member in_flow */
+    int waiting; /* number of this client's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
+    struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;
 };
 
-/* Makes a flow with one reference. A long `name` is cut. Returns NULL when out of memory. */
+/* Makes a flow (the account of one client's device time) with one reference. A `name` that is too long is cut. Returns
+ * NULL when out of memory. */
 struct flow *flow_new(const char *name);
 struct flow *flow_hold(struct flow *flow); /* takes a reference to a flow, and returns it; `flow` may be NULL */
 void flow_release(struct flow *flow);      /* drops a reference to a flow; does nothing if `flow` is NULL */
 
-/* Charges `ns` nanoseconds of work to the flow, and adds this time to the totals in /metrics. If `flow` is NULL, the
- * time is only added to the totals. Any thread may call this. */
+/* Charges `ns` nanoseconds of work to the flow (client), and adds this time to the totals in /metrics. If `flow` is
+ * NULL, the time is only added to the totals. Any thread may call this. */
 void flow_charge(struct flow *flow, enum flow_work work, int64_t ns);
 
 #endif

@@ -48,7 +48,7 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* The number of taken entries stops growing at the table's size. Otherwise the number would overflow in the
+        /* The number of taken entries must not grow beyond the table's size, because otherwise it would overflow in the
          * end. */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);

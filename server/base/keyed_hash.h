@@ -2,8 +2,8 @@
  *
  * If a client knew a table's hash function, it could choose names that all fall into one bucket, and every lookup would
  * walk through all of them. The hash therefore uses a secret random key, so a client cannot tell which names share a
- * bucket. A name's owner (the tenant) is hashed with the name, so that equal names of two tenants have different
- * hashes.
+ * bucket. The owner of a name (the client's account) is hashed together with the name, so that equal names of two
+ * owners have different hashes.
  *
  * Source: SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). */
 #ifndef KEYED_HASH_H

@@ -17,15 +17,16 @@ enum {
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
     CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
-    /* Open files that are not connections, without those of the GPU driver and the threads. This number replaces
-     * CONFIG_SPARE_FILES where the limit on open files is very low. */
+    /* Open files that are not connections, if those of the GPU driver and the threads are left out. This number
+     * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
     /* upper bound of --max-batch (requests in a batch); the main thread has an array of this size */
     CONFIG_MAX_BATCH = 1024,
     /* largest number of networks of --trusted-proxy; the server compares the peer of every request with all of them */
     CONFIG_MAX_PROXIES = 8,
-    CONFIG_MAX_DEVICES = 64, /* device numbers in --devices are less than this, because each is a bit of a mask */
+    /* device numbers in --devices are less than this, because a mask of 64 bits has one bit for each device */
+    CONFIG_MAX_DEVICES = 64,
     /* largest number of prefixes of --allow-shm; the error message for a wrong key lists all of them */
     CONFIG_MAX_SHM = 8,
     CONFIG_SHM_BYTES = 32, /* longest --allow-shm prefix, in bytes */
@@ -53,8 +54,8 @@ enum {
     /* Longest idle time of a connection between two requests. It is more than the 60 s for which load balancers keep a
      * connection. */
     FRONTEND_IDLE_MS = 75000,
-    /* While the server drains (before it stops): once no connection has had a request for this long, idle connections
-     * are closed. Until then a load balancer may still use its open connections for its next requests. */
+    /* While the server drains (before it stops), idle connections are closed once no connection has had a request for
+     * this long. Until then a load balancer may still send its next requests over open connections. */
     FRONTEND_SILENT_MS = 500,
     /* while the server drains (before it stops), a request that makes no progress for this long is cut off */
     FRONTEND_STALLED_MS = 2000,
@@ -65,21 +66,22 @@ enum {
      * that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* On a server with tokens, a connection that has shown no token may be closed if another connection needs its
-     * place. This is the time that the connection has to send a body that is refused, and again to fetch its
+    /* A server with tokens may close a connection that has shown no token, if another connection needs its place.
+     * Before that, the connection has this long to send the body of a refused request, and again this long to fetch the
      * answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token (on a server without tokens: any connection) is not closed for another connection
-     * before it has been idle for this long, because a busy client sends its next request sooner. */
+    /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
+     * only after it has been idle for this long. A busy client sends its next request sooner. */
     CONNECTION_BETWEEN_MS = 100,
-    /* after a search for a connection that could be closed has found none, the next search waits this long */
+    /* after a search for connections that may be closed has found none, the server waits this long before it searches
+     * again */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections that were closed to make room for others and that libmicrohttpd has not released
      * yet */
     CONNECTION_LEAVING = 64,
 
-    /* Longest time of a lingering close, which waits until the client has fetched its answer. A slower client may lose
-     * the answer's end. */
+    /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
+     * fetched its answer. A slower client may lose the answer's end. */
     LINGER_MS = 10000,
     /* largest number of sockets in lingering close; if there is one more, the oldest is closed early */
     LINGER_MOST = 256,
@@ -91,8 +93,8 @@ enum {
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* Pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the loop: 4 MiB,
-     * which take about a millisecond. */
+    /* Number of pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the main
+     * thread's event loop: 4 MiB, which take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -131,11 +133,12 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Texts of requests and answers up to this size in bytes are not counted. A longer text counts as staging
-     * memory. */
+    /* Texts of requests and answers up to this size in bytes are not counted. A longer text is counted as if it were in
+     * staging memory (memory for tensors). */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
-    /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
+    /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, after which its thread would
+     * count as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
@@ -180,12 +183,15 @@ enum {
 /* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
 
 enum {
-    LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited for LOOP_WATCH_AFTER_MS */
+    /* interval at which the main thread searches for requests that have waited for LOOP_WATCH_AFTER_MS */
+    LOOP_TICK_MS = 10,
     /* when a request has waited for this long, the main thread begins to watch whether its client leaves */
     LOOP_WATCH_AFTER_MS = 20,
-    /* interval of sweeps over all connections; a client that leaves during its request is noticed within two sweeps */
+    /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
+     * the second examination or earlier */
     LOOP_SWEEP_MS = 40,
-    /* memory is returned to the system when most connections are closed, if at least this many were open before */
+    /* when most connections have closed, free memory is returned to the system, if at least this many connections were
+     * open before */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
@@ -202,17 +208,18 @@ enum {
     /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
      * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* a piece of verifying or measuring ends after this time, so that a piece of another request has its turn */
+    /* a piece of verifying results or of measuring an answer's text ends after this time, so that a piece of another
+     * request has its turn */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. Further pieces would
-     * be served in order of arrival, and not in turns. */
+    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
+     * further pieces in order of arrival, but clients should have their turns. */
     PIECES_AT_ONCE = 4,
-    /* A check of results ends its search for mistakes before its deadline, so that its answer is in time: earlier by
-     * this time plus a tenth of the remaining time. */
+    /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
+     * that the answer is in time: this many milliseconds earlier, and a tenth of the remaining time more. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* a thread measures the text of this many numbers before it looks at the clock */
-    /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
-     * a millisecond or less. */
+    /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
+     * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
     /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
@@ -220,17 +227,18 @@ enum {
     /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet;
      * skipping this many takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Largest number of caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds
-     * of transactions have a thousand caches each. */
+    /* Largest number of caches examined in one test whether waiting cache transactions can begin. The test takes 30 ms
+     * when hundreds of transactions have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
     /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
     QUEUE_RETRY_MAX_S = 30,
 
-    /* largest number of contexts (saved forwards) in the table, which is allocated at the start */
+    /* largest number of contexts (saved forwards); their table is allocated at the start */
     CONTEXTS_MAX_COUNT = 1024,
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
     CONTEXTS_TTL_MS = 300000,
-    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory */
+    /* contexts (saved forwards) may hold this fraction, a quarter, of the staging memory (memory for tensors) */
+    CONTEXTS_SHARE = 4,
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
     PAGES_GRANULE_BYTES = 4096,
@@ -238,12 +246,12 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on page-table entries of all caches of a device. It is CACHES_NUMBERS, or CACHES_SHARING per granule
-     * (unit of memory for pages) if that is more. Forks share pages, but each fork has its own copy of a part of the
-     * page list. */
+    /* Upper bound on the page-table entries of all caches of a device: CACHES_NUMBERS, or CACHES_SHARING for each
+     * granule (unit of memory for pages) if that is more. It is needed because forks share pages, but each fork has its
+     * own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* forks of one cache in one decode are computed together if they share at least this many positions */
+    /* if forks of one cache in one decode share at least this many positions, the device computes them together */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
@@ -284,8 +292,8 @@ enum {
  * seconds, and PREPARE_STRANGE times as long as usual. The search takes a hundredth of the problem's time, or more if
  * there are few rows of queries. */
 #define PREPARE_CLOSER_S 0.05
-/* The longest time in seconds that a check may add to the estimated time of a problem. A check that would take longer
- * looks at fewer rows. */
+/* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
+ * all rows would take longer, the check looks at fewer rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -308,7 +316,7 @@ enum {
 enum {
     /* largest number of batches on a device at a time, even if the device offers more streams */
     DEVICE_MAX_STREAMS = 16,
-    /* number of streams for batches of flows (tenants) that have no other batch on the device (devices.c) */
+    /* number of streams for batches of clients that have no other batch on the device (guests, see devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
@@ -345,10 +353,11 @@ enum {
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
      * bus transfers this many in 20 us */
     INLINE_BYTES = 1 << 20,
-    /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
+    /* An HTTP thread polls for this long for the end of its work on a GPU. If the work takes longer, a thread of the
+     * device takes it over. */
     INLINE_WAIT_NS = 500000,
-    /* An HTTP thread polls for this long for the end of a cache transaction on a GPU: longer than INLINE_WAIT_NS,
-     * because the transaction has the GPU to itself. */
+    /* An HTTP thread polls for this long for the end of its cache transaction on a GPU. It may poll longer than
+     * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
      * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
@@ -375,44 +384,45 @@ enum {
  * core: some 100 us. A larger problem is left to other threads, because the HTTP thread has other connections to
  * serve. */
 #define INLINE_FLOPS 2e7
-/* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU whose memory already has
- * all tensors: some 400 us of a Hopper GPU. */
+/* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
+ * GPU's memory already. They take some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
  * many in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
-/* The floating-point operations per second that the watchdog expects of any device: a batch may take --watchdog-ms
+/* The watchdog expects this many floating-point operations per second of any device: a batch may take --watchdog-ms
  * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
  * smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* A reference result in float64, computed for `verify`, may take this many times as long as expected before its device
+/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that its device
  * counts as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
-/* The time of computing a reference result in float64 for `verify` is at least the expected time divided by this
- * number. Only this least time is compared with a request's deadline. */
+/* Computing exact outputs in float64 for `verify` takes at least the expected time divided by this number. Only this
+ * least time is compared with a request's deadline. */
 #define DEVICE_TRUTH_FASTEST 3
-/* Unless --kv-bytes is given, caches get an eighth of a device's memory. DEVICE_CACHE_MOST_CPU bytes are the upper
- * bound on the CPU. */
+/* Unless --kv-bytes is given, KV caches get an eighth of a device's memory. On the CPU they get at most
+ * DEVICE_CACHE_MOST_CPU bytes. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* Floating-point operations that are put on a GPU's stream at a time, roughly: 10 to 50 ms of work on GPUs from sm_80
- * on. */
+/* Roughly how many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from
+ * sm_80 on. */
 #define DEVICE_GROUP_FLOPS 1e13
-/* The largest estimated device time, in seconds, of the kernels that one flow (a tenant's share of work) may have
- * queued on a GPU. */
+/* The kernels that one flow (client) has queued on a GPU may take at most this estimated device time, in seconds. */
 #define DEVICE_FLOW_SECONDS 0.05
 /* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
-/* Work that takes a GPU fewer seconds than this is put on its stream at once. Longer batches of one tenant take
- * turns. */
+/* Work that takes a GPU fewer seconds than this is put on its stream at once. Batches of one client that take longer
+ * wait for their turn. */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Limits on memory -------------------------------------------------------------------------------------------- */
 
 enum {
-    /* at most this fraction, a quarter, of the staging memory may be leased for bytes that have not arrived yet */
+    /* at most this fraction, a quarter, of the staging memory (memory for tensors) may be leased for bytes that have
+     * not arrived yet */
     STAGING_AHEAD_SHARE = 4,
-    /* staging memory that is kept for the next request goes back to the system if it is unused for this long */
+    /* staging memory (memory for tensors) that no request uses is kept for the next request; if it is unused for this
+     * long, it goes back to the system */
     STAGING_WARM_MS = 30000,
     /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
      * hundredth of this size. */
@@ -438,18 +448,21 @@ enum {
         /* smallest size in bytes of a tensor that a device copies from shared memory by itself; GPU drivers copy
          * smaller ones with the CPU */
     256 << 10,
-    /* pause before and after the first look at a shared file's time stamp, which is exact to a fifth of this time */
+    /* pause before and after a shared file's time stamp is read for the first time; the system's time stamps are exact
+     * to a fifth of this pause */
     REGIONS_QUIET_MS = 50,
-    /* time between a change of a shared memory object and the next attempt to pin the object */
+    /* time between a change of a shared memory object and the next attempt to pin it (to let a driver hold its
+     * pages) */
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Largest number of pinned bytes of all shared memory regions together, because the system cannot move pinned pages. */
+/* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
+ * cannot move pinned pages. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
-/* Largest amount of staging memory that is kept for the next request while no request leases it. */
+/* Largest amount of staging memory (memory for tensors) that is kept for the next request while no request uses it. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
 
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
@@ -463,8 +476,8 @@ enum {
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
      * stream of lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    /* number of counters that limit repeated log lines; if there are more events than this, some events share a
-     * counter */
+    /* number of counters that limit repeated log lines; if there are more kinds of events than this, some of them share
+     * a counter */
     LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,
@@ -494,11 +507,13 @@ enum {
     /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
      * milliseconds, and seconds are too long even on a busy machine. */
     HEARTBEAT_LIMIT_MS = 5000,
-    /* largest number of threads whose busy time is watched: --http-threads, the loop, devices, and some to spare */
+    /* largest number of threads whose busy time is watched: --http-threads, the main thread, devices, and some to
+     * spare */
     HEARTBEAT_THREADS = 1024,
 
-    MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
-    MAIN_THREAD_BYTES = 8 << 20, /* memory of an HTTP thread: stack, malloc's arena, INLINE_KEEP */
+    MAIN_BYTES = 64 << 20, /* memory of the process itself: program, libraries, tables, log */
+    /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
+    MAIN_THREAD_BYTES = 8 << 20,
 
     /* after the last answers: time for joining threads, and for releasing devices and memory */
     SIGNALS_GRACE_MS = 5000,

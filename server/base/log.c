@@ -61,14 +61,15 @@ static struct {
     pthread_cond_t wake, finished; /* both condition variables use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    /* true: the writer thread of an earlier log_open() is still in write(), so new lines are only counted */
+    /* true: an earlier log_close() gave up waiting for the writer thread, which is still in write(), so new lines are
+     * only counted */
     bool stuck;
     bool waiting; /* true: the writer thread sleeps until `wake` is signalled */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that lines of the event `lost` have reported so far; `dropped` counts all lost lines */
+    /* how many lost lines the lines of the event `lost` have reported so far; `dropped` counts all lost lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
@@ -447,7 +448,8 @@ void log_open(const char *format, const char *level)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* the writer thread counted as stuck, but it has now returned from write() */
+    /* the old writer thread counted as stuck, but it has returned from write() since then */
+    if (the.done) the.stuck = false;
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
@@ -549,7 +551,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
         if (taken + length > LOG_CLEAN_INPUT_BYTES ||
-            t.used + bytes + 4 > capacity) { /* room for "..." and the NUL is always kept */
+            t.used + bytes + 4 > capacity) { /* only as much is copied as leaves room for "..." and the NUL */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

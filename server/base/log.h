@@ -30,8 +30,8 @@ bool log_enabled(enum log_level level);
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Logs an event with pairs that are already formatted and shorter than LOG_PAIRS_BYTES. Use this for events that
- * happen once per request. */
+/* Logs an event whose key=value pairs are formatted already, and are shorter than LOG_PAIRS_BYTES. Use this for events
+ * that happen once per request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
 enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };

@@ -1,4 +1,4 @@
-/* mailbox.c: messages from any thread to the loop.
+/* mailbox.c: messages from any thread to the event loop of the main thread.
  *
  * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each run of the callback therefore
  * takes the whole list of messages. The callback unlocks the list before it handles the first message, because a

@@ -1,4 +1,5 @@
-/* mailbox.h: the only way from any thread to the loop: a locked list of messages and a uv_async_t.
+/* mailbox.h: the only way from any thread to the event loop of the main thread: a locked list of messages and a
+ * uv_async_t.
  *
  *   struct mailbox box;
  *   mailbox_open(&box, loop, on_message, context);   // loop thread
@@ -29,7 +30,7 @@ struct mailbox {
 
 /* returns 0, or a UV_ error code */
 int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context);
-/* Closes the mailbox. Call this from the loop's thread; the uv handle closes in the loop's next turn. */
+/* Closes the mailbox. Call this from the main thread; the uv handle closes in the next turn of the event loop. */
 void mailbox_close(struct mailbox *box);
 void mailbox_post(struct mailbox *box, struct message *message);
 

@@ -65,7 +65,9 @@ static const struct bounds {
 };
 
 enum {
-    SLOTS = 256, /* a power of two above METRICS_MAX_SERIES, so every search ends at an empty slot */
+    /* number of places in a metric's hash table: a power of two above METRICS_MAX_SERIES, so that every search ends at
+     * an empty place */
+    SLOTS = 256,
     MAX_BUCKETS = 20,
 };
 static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0,
@@ -95,14 +97,15 @@ static bool histogram(enum metric_id id)
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
-    /* this byte, which UTF-8 text never has, separates the two labels, so that ("ab", "") and ("a", "b") have different
-     * hashes */
+    /* this byte, which UTF-8 text never has, separates the two labels: without it, ("ab", "") and ("a", "b") would have
+     * the same hash */
     hash = text_hash(hash, "\xFF", 1);
     hash = text_hash(hash, label1, METRICS_LABEL_BYTES - 1);
     return hash ^ hash >> 15;
 }
 
-/* Returns the series with these labels. If there is none, returns NULL and the empty slot for it in *slot. */
+/* Returns the series with these labels. If there is none, returns NULL, and *slot becomes the empty place for it in the
+ * hash table. */
 static struct series *find(enum metric_id id, uint32_t hash, const char *label0, const char *label1, uint32_t *slot)
 {
     for (uint32_t i = hash % SLOTS;; i = (i + 1) % SLOTS) {
@@ -117,7 +120,8 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Adds a series at *slot, which is empty. Call this with the mutex held. Returns NULL when out of memory. */
+/* Adds a series at *slot, an empty place of the hash table. Call this with the mutex held. Returns NULL when out of
+ * memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {

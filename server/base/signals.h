@@ -3,8 +3,8 @@
  *
  * The signals are blocked in all threads, and one thread waits for them. A signal that arrives while the server starts
  * is therefore neither lost nor fatal: it stays pending until the signal thread runs. The same thread also watches the
- * end of the process. If the process does not end within the time of its drain (the orderly end), this thread ends it
- * with status SIGNALS_STUCK, whatever the other threads do. */
+ * end of the process. A process that was told to stop has a limited time to finish its requests. If it does not end
+ * within this time, the signal thread ends it with status SIGNALS_STUCK, whatever the other threads do. */
 #ifndef SIGNALS_H
 #define SIGNALS_H
 

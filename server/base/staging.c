@@ -20,7 +20,8 @@
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
  * wait.
- * 4. ahead <= limit / STAGING_AHEAD_SHARE, and all blocks of a caller together <= its share.
+ * 4. ahead (leased bytes that have not arrived yet) <= limit / STAGING_AHEAD_SHARE, and all blocks of one client's
+ *    account together <= the account's share.
  * 5. Under AddressSanitizer a warm block is poisoned, so any access to it is reported. */
 #include "server/base/staging.h"
 
@@ -50,7 +51,9 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
     STEPS = 8, /* number of block sizes between any size and its double */
-    LOOK = 16, /* largest number of blocks of a size class that are searched for one that this core released */
+    /* when a block is leased, at most this many blocks of its size class are searched for one that this core
+     * released */
+    LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -64,7 +67,7 @@ struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    /* the part of `leased` whose bytes have not arrived yet; it grows under the lock, and shrinks without the lock */
+    /* the leased bytes that have not arrived yet; the number grows under the lock, and shrinks without the lock */
     _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
@@ -229,8 +232,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes: the size of the smallest class that holds them, but
- * at most the caller's share of the pool. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block for a request of `bytes` bytes: that of the smallest class that holds them, but at most
+ * the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -260,8 +263,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* Tests whether `more` bytes may be leased. The caller's share is tested first, so the error is QUOTA even if the pool
- * is full too. *held receives the bytes that the caller holds. Call this with the lock held. */
+/* Tests whether `more` bytes may be leased. The account's share is tested first, so the error is QUOTA even if the pool
+ * is full too. *held receives the bytes that the account holds. Call this with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {
@@ -290,8 +293,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Returns, of the warm blocks of a size class, the one that this core released last. If the core released none of them,
- * returns the one that any core released last. Call this with the lock held. */
+/* Chooses a warm block of a size class: the one that this core released last. If this core released none of them, the
+ * one that any core released last. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];
@@ -316,7 +319,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the caller's
+    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the account's
      * share. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
@@ -385,7 +388,7 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    /* a block that must grow is full, so all bytes that were announced for it have arrived */
+    /* a block grows only when it is full, so all bytes that were announced for it have arrived */
     staging_arrived(staging, block);
 
     if (staging->source.grow == NULL) {
@@ -428,7 +431,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* a released block no longer waits for the bytes that were announced for it */
+    staging_arrived(staging, block); /* a block that is released must not count as one that waits for announced bytes */
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);

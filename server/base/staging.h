@@ -1,5 +1,5 @@
-/* staging.h: staging memory. All tensors of requests and answers lie in blocks of one pool with a bound
- * (--staging-bytes). Many clients therefore cannot make the process grow beyond this bound.
+/* staging.h: staging memory, which is host memory for the tensors of requests and answers. All of them lie in blocks of
+ * one pool with a bound (--staging-bytes), so that many clients cannot make the process grow beyond this bound.
  *
  *   struct staging_block *e;
  *   if (staging_lease(pool, caller, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
@@ -60,15 +60,16 @@ struct staging_source {
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source);
 void staging_free(struct staging_pool *staging); /* frees the pool; all its blocks must have been released */
 
-/* Leases a block for `caller`, which may be NULL. Errors: TOO_LARGE (the size exceeds the pool or the caller's share),
- * BUSY (other leases use the memory now), QUOTA (the caller's own leases have used up its share). */
+/* Leases a block and charges it to the account `caller`, which may be NULL. Errors: TOO_LARGE (the size exceeds the
+ * pool or the account's share), BUSY (other leases use the memory now), QUOTA (the account's own leases have used up
+ * its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
 /* Leases a block for announced bytes, before the bytes arrive. On failure returns false and sets *block to NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
-/* Ends the leasing ahead of a block: enough of its bytes have arrived, and the block counts as an ordinary one from
- * now on. Does nothing to blocks that were not leased ahead. */
+/* Turns a block that was leased ahead of its bytes into an ordinary one, because enough of the bytes have arrived. Does
+ * nothing to other blocks. */
 void staging_arrived(struct staging_pool *staging, struct staging_block *block);
 /* Enlarges *block to at least `bytes`. The first `used` bytes of the block are kept. After an error the block is
  * unchanged. */

@@ -136,7 +136,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes invariant 1 (the limits on unpacked bytes) allows. */
+/* Returns how many of `size` unpacked bytes may be passed on (the limits of invariant 1 at the top of this file). */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
@@ -167,7 +167,8 @@ static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, s
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
     const uint64_t room = u->limit_bytes - u->out_bytes;
-    /* One byte more than the limit may be unpacked, so that a body beyond the limit is noticed. */
+    /* Room for one byte more than the limit allows, so that the code below notices a body that is longer than the
+     * limit. */
     const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece;
     for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
         if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];

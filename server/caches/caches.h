@@ -9,10 +9,10 @@
  * A fork shares the pages of the cache it was made from; a shared page is copied before it is written to. A page is
  * cleared before it is read, so a cache never shows what the page's last owner left.
  *
- * A step (struct cache_step) is one request's transaction on its caches (decode, append):
+ * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
  *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
- *   caches_begin()   loop, inline    Takes pages, writes moves and the page table. Must wait while another step
+ *   caches_begin()   main or HTTP    Takes pages, writes moves and the page table. Must wait while another step
  *                                    uses one of the caches, unless neither appends.
  *   (the device makes the moves and computes)
  *   caches_end()     the same        With commit all the caches are longer; without it they are as before.
@@ -21,8 +21,8 @@
  * but are answered at once.
  *
  * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
- * restart; the other 16 are random. A cache belongs to the caller that made it, and for others it does not exist.
- * Thread-safe, with one lock.
+ * restart; the other 16 are random. A cache belongs to the account (token, base/caller.h) that made it, and does not
+ * exist for other accounts. Thread-safe, with one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -55,16 +55,18 @@ struct cache_info {
     int64_t length; /* number of positions in the cache */
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    int64_t ttl_ms, expires_in_ms; /* time to live of an unused cache, and the part of it that is left */
+    /* how long the cache may be unused before it ends, and how much of that time is left */
+    int64_t ttl_ms, expires_in_ms;
     const char *device;
 };
 
-/* Makes a table for at most max_count caches, without a pool (memory for pages). NULL: out of memory. */
+/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. NULL: out of memory. */
 struct caches *caches_new(int max_count);
-void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
+void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
-/* Where a pool (memory for the pages of caches) gets its memory. A thread calls alloc() once, when it makes the first
- * cache on the pool's device. alloc() sets *memory to a 64-byte aligned address. The device owns the memory. */
+/* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
+ * when the first cache is made on the device. It sets *memory to a 64-byte aligned address. The device owns the
+ * memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
@@ -73,38 +75,40 @@ struct caches_source {
  * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
- * the transaction. */
+/* Ends the caches of accounts that is_known() rejects (their tokens were removed), since no one can reach them. A cache
+ * in a transaction ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
  * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the least memory, in bytes, that caches take on any device. Every device has at least that much less memory
- * for the tensors of requests. */
+/* Returns how many bytes the caches take on the device where they take least. So every device has at least that much
+ * less memory for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
 
-/* Makes a cache. Scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
- * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA, FULL (no pool, or too many caches). */
+/* Makes a cache. The scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
+ * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA (the account has used up its share), FULL (no
+ * pool, or too many caches). */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
- * the caller. */
+/* Lists the account's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
+ * the account. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
-/* Makes a cache with the first `length` positions of another cache (-1: all positions). */
+/* Makes a cache (a fork) that shares the first `length` positions of another cache (-1: all positions). */
 attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
                         struct cache_info *info, attn_error *err);
 attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* Finds the cache of a sequence by the caller's name for the sequence (shorter than PROTO_SEQUENCE_BYTES), and writes
- * the cache's id. If a shape is given, the sequence starts: a new cache replaces any earlier one of that name. */
+/* Finds the cache of a sequence by the name that the account has given to the sequence (shorter than
+ * PROTO_SEQUENCE_BYTES), and writes the cache's id. If a shape is given, the sequence starts: a new cache replaces any
+ * earlier one of that name. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
@@ -124,28 +128,31 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 
 /* ---- Steps: transactions on caches ------------------------------------------------------------------------------- */
 
-/* A step: a request's transaction on caches, from caches_look() until caches_drop_step(). */
+/* A step: the transaction of one request on its caches, from caches_look() until caches_drop_step(). A row is one of
+ * these caches. */
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    /* [rows]: the id of each row's cache, in an array that belongs to the maker of the transaction */
+    /* [rows]: the ids of the caches; the array belongs to the code that makes the step (transaction) */
     char (*ids)[CACHE_ID_BYTES];
     int rows;
-    int64_t append; /* number of positions that each row (one cache) gains; 0: none */
-    /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
+    int64_t append; /* number of positions that each cache gains; 0: none */
+    /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
+     * `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other; the maker of the transaction sets both
-     * pointers before it begins; v is NULL if the values are a part of the keys */
+    /* the new keys and values of all caches, one cache after the other; the code that makes the step (transaction) sets
+     * both pointers before it begins; v is NULL if the values are a part of the keys */
     const char *k, *v;
-    int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
+    int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys in `k`, and of its new values in `v` */
 
     struct cache_shape shape; /* the shape that all caches of the transaction have */
     int device;               /* number of the device that has all caches of the transaction */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    size_t granule;          /* bytes of the pool's memory from one page number to the next */
+    /* bytes of the granule (unit of the pool's memory): the distance from one page number to the next */
+    size_t granule;
     bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
-    int64_t most;            /* number of pages of the cache that has the most pages */
+    int64_t most;            /* number of pages of the cache that has most of them */
     /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
     int32_t *lengths;
 
@@ -153,9 +160,10 @@ struct cache_step {
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of the row's cache that lie in pages which the cache of the row before also has */
+    /* [rows]: number of positions of this row's cache that lie in pages which the cache of the row before also has */
     int32_t *prefix_keys;
-    /* true: two neighbouring rows (caches) have so many pages in common that prefix_keys saves the device time */
+    /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
+     * prefix_keys */
     bool shares;
     /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
@@ -164,16 +172,16 @@ struct cache_step {
     /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
     bool ends;
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials (number of deleted caches) when row[].cache was found; while it is unchanged, the
-     * pointers row[].cache are valid */
+    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; while it
+     * is unchanged, they are valid */
     uint64_t burials;
-    float *scales; /* memory for scales that belongs to the transaction */
+    float *scales; /* memory for the quantisation scales of the caches until the transaction begins */
 };
 
 /* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same
- * shape and device. `rows` is the number of caches, at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID
- * (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also
- * after an error. */
+ * shape and device. `rows` is the number of caches, at most CACHES_ROWS. Errors name the row (the index in `ids`):
+ * NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call
+ * caches_drop_step() also after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
@@ -183,13 +191,14 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
- * wait: another step uses one of its caches, or an older step waits for one of them. A caller that tries all waiting
- * steps, from the oldest on, passes in `scan` a number that is new whenever it begins again at the oldest. `scan` is 0
- * if no step waits; this step will then not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's
- * share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
+ * wait, because another step uses one of its caches, or an older step waits for one of them. To find older steps, the
+ * function needs `scan`. If several steps wait, try all of them from the oldest on, and pass the same number in `scan`
+ * to all; use a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait
+ * either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs
+ * a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
- * called for many waiting steps. */
+/* Tells whether the step (a transaction) must wait, without beginning it. The call is fast, because it may be made for
+ * many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step (a cache transaction) when the device is done. With `commit` its caches are longer, otherwise they are as
  * before. Does nothing if the step has not begun. */

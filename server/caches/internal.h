@@ -1,5 +1,5 @@
-/* internal.h: types and functions that the two files table.c and transactions.c share. The public header is
- * caches.h. */
+/* internal.h: types and functions for both files of this folder that handle caches, table.c and transactions.c. The
+ * public header is caches.h. */
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 
@@ -13,29 +13,30 @@
 #include "server/caches/pages.h"
 
 /* BUCKETS: the number of buckets of the hash table, one for each cache that may exist. A bucket rarely has more than
- * two caches, because the hash is keyed, so that clients cannot choose ids of one bucket. */
+ * two caches: the hash function has a secret key, so clients cannot choose ids that fall into one bucket. */
 enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
 struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
     char *memory;        /* address of page 0 of the pool, on the device */
-    const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
+    const char *device;  /* name of the pool's device; NULL: the device has no pool, or is lost */
     bool opening;        /* true: a thread is allocating the pool's memory */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* Number of all caches in the pool, and of those that have pages. A deleted cache counts as long as a transaction
-     * uses it. */
+    /* Number of all caches in the pool, and of those that have pages. A deleted cache counts until the last transaction
+     * on it has ended. */
     int64_t caches, filled;
 };
 
 struct cache {
     char id[CACHE_ID_BYTES];     /* the cache's id in hexadecimal, as clients send it */
-    struct cache *chain;         /* next cache in the same bucket of the hash table */
+    struct cache *chain;         /* next cache in the same bucket of the hash table `buckets` */
     struct cache *older, *newer; /* neighbours in the list of all caches */
-    struct caller *caller;       /* a reference to the cache's owner */
-    struct cache *next_sequence; /* next cache in the same bucket of `sequences`, if the cache has a sequence's name */
+    struct caller *caller;       /* the account (token) that owns the cache; the cache holds a reference to it */
+    /* next cache in the same bucket of the hash table `sequences`, if the cache has a sequence's name */
+    struct cache *next_sequence;
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
     float *k_scale, *v_scale; /* [kv_heads] scales; NULL: the cache has none */
@@ -49,10 +50,10 @@ struct cache {
     bool writing, dead;
     /* when the running transactions on the cache end, the cache is cut to this length; -1: it is not cut */
     int64_t truncate_to;
-    /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
+    /* number of the last scan (examination of all waiting steps) in which a step (transaction) waited for this cache */
     uint64_t wanted;
-    /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named
-     * twice */
+    /* number of the last caches_look() that named this cache; if a cache already has the number of the present call, it
+     * is named twice */
     uint64_t looked;
 };
 
@@ -81,7 +82,7 @@ struct caches {
 struct cache_row {
     struct cache *cache;
     int64_t before; /* length of the cache before the step (transaction) */
-    int64_t first;  /* index in the cache's page list of the first page that `pages` replaces or adds */
+    int64_t first;  /* index in the cache's page list at which the pages in `pages` are put */
     int64_t count;  /* number of pages in the array `pages` */
     int32_t *pages; /* numbers of the pages that the transaction has taken from the pool */
     bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
@@ -107,26 +108,28 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
-/* Call the functions below with the lock held. */
+/* Call the functions below with the lock of the table of caches held. */
 
-/* Returns the cache with this id if the caller may use it, otherwise NULL. */
+/* Returns the cache with this id if the account may use it, otherwise NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
 /* Finds a cache as cache_known() does. If the result is NULL, *err names `member`, and the text of *err begins with
  * `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
-/* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */
+/* Charges the account (token) that owns the cache for `pages` more pages, or for fewer if the number is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
-/* Returns how many bytes of KV cache pages a caller may have on all devices together. INT64_MAX: there is no limit. */
+/* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
+ * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the numbers of the pool and of the caller that depend on this cache's number of pages, which was `before`. */
+/* Updates the numbers of the pool and of the account that depend on how many pages this cache has. `before` is how many
+ * it had. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() before, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, for caches_expire_all(). Call this when the last transaction on the cache has
- * ended. */
+/* Records when the cache expires, so that caches_expire_all() knows the earliest such time. Call this when the last
+ * transaction on the cache has ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

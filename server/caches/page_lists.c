@@ -6,8 +6,9 @@
  * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
  *    it).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts the pages that several lists share, each page once. pages.c counts the pages that several
- *    blocks have. This file counts the pages that only one block has, if several lists have the block. */
+ * 4. pages_shared() counts each page once that several lists share. It is the sum of two numbers: pages.c counts the
+ *    pages that are in several blocks, and this file the pages that are in one block, if several lists have this
+ * block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -50,9 +51,8 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. If there is less room, the block's memory grows to room for 1.5 *
- * count + 8 numbers, at most PAGE_BLOCK. A block does not have its full size from the start, because most caches have
- * few pages. */
+/* Makes room for `count` page numbers in the block. If it has less room, its memory grows to 1.5 * count + 8 numbers,
+ * but at most PAGE_BLOCK. A block does not have its full size from the start, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -74,13 +74,13 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Updates the number of shared pages when a block begins (`sign` 1) or ends (`sign` -1) to belong to several lists. */
+/* Updates the number of shared pages when several lists begin (`sign` 1) or end (`sign` -1) to share this block. */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the counts when another block begins (`sign` 1) or ends (`sign` -1) to refer to a page of this block. */
+/* Updates the counts when another block begins (`sign` 1) or ends (`sign` -1) to have a page of this block. */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
@@ -108,7 +108,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block of page numbers. Returns the number of pages that became free. */
+/* Drops one list's reference to the block of page numbers. Returns how many pages became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -167,7 +167,8 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full)
 {
-    /* The new list shares the blocks that are full, and has at most one block of its own, for the pages behind them. */
+    /* The new list shares the full blocks of the old list. For the pages behind them it has at most one block of its
+     * own. */
     const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole;
     assert(to->made == 0 && full <= count && count - full <= 1 && count <= from->count && own <= 1);
     struct page_block *const last = own ? block_new(count % PAGE_BLOCK ? count % PAGE_BLOCK : PAGE_BLOCK) : NULL;
@@ -186,7 +187,7 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block of the list that a cut to `count` pages divides, or NULL if the cut is between two blocks. */
+/* Returns the block inside which a cut to `count` pages falls, or NULL if the cut is between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;
@@ -200,8 +201,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares with other lists by a block of the list's own, with the first `count` pages of
- * the shared block. */
+/* Replaces a block that the list shares with other lists by the list's own block, which has the first `count` pages of
+ * the shared one. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

@@ -7,9 +7,9 @@
  * change from then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a
  * fork therefore touch a thousand blocks at most, and not a million pages.
  *
- * A page's references are the blocks that have its number (pages.h). A block's references are the lists that have it. A
- * page is shared if its block is shared or another block has it, too. The numbers of references are updated at each
- * change.
+ * A page has a reference for each block that has its number (pages.h). A block has a reference for each list that has
+ * the block. A page is shared if its block is shared or another block has it, too. The numbers of references are
+ * updated at each change.
  *
  * Not thread-safe: table.c has the lock. */
 #ifndef PAGE_LISTS_H
@@ -17,7 +17,7 @@
 
 #include "server/caches/pages.h"
 
-/* Number of page numbers in a block. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has
+/* How many page numbers a block has. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has
  * numbers. */
 enum { PAGE_BLOCK = 1024 };
 
@@ -32,7 +32,8 @@ struct page_list {
     int64_t count; /* number of pages in the list */
     /* the blocks of page numbers: first the full ones, then at most one partly filled, then empty ones */
     struct page_block **blocks;
-    int64_t made, room; /* number of blocks in the array, and of pointers that the array has room for */
+    /* `made`: number of blocks in the array; `room`: number of pointers that the array has room for */
+    int64_t made, room;
     /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none is reserved */
     struct page_block *spare;
 };
@@ -63,12 +64,13 @@ void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
- * but the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
+ * but the last) are full of positions, so neither list will ever replace them. False: out of memory; nothing has
+ * changed. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages
- * may be added, and forks may be made that share fewer than `count` full pages. */
+/* Allocates the memory that a later page_list_cut() to `count` pages needs. False: out of memory. Between the two
+ * calls, pages may be added, and forks may be made that share fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
 /* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
  * Returns the number of pages that became free. */

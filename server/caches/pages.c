@@ -1,8 +1,9 @@
-/* pages.c: keeps a bit for each granule, and searches for free granules from where the last search ended.
+/* pages.c: a page is a run of granules (units of memory). This file keeps a bit for each granule, and searches for free
+ * granules from where the last search ended.
  *
- * Caches of one shape have pages of one size, so the next granules are nearly always free and the search ends at once.
- * With mixed shapes, a word of full granules is skipped in one step. A search over all PAGES_GRANULES takes a
- * millisecond. */
+ * If all caches have one shape, their pages have one size: the next granules are then nearly always free, and the
+ * search ends at once. Otherwise the search skips a word of bits in one step if all its granules are in use. A search
+ * over all PAGES_GRANULES takes a millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>

@@ -39,20 +39,20 @@ int64_t pages_shared(const struct pages *pages);
 /* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
 int32_t pages_run(const struct pages *pages, size_t bytes);
 
-/* Takes a page of `run` granules, with one reference and no owner; -1: there is no room. The page's memory still holds
- * the data of its last owner. */
+/* Takes a page of `run` granules, which then has one reference and no owner. Returns its number; -1: there is no room.
+ * The page's memory still holds the data of its last owner. */
 int32_t pages_take(struct pages *pages, int32_t run);
-/* Sets the owner of the page's only reference. */
+/* Sets the owner of a page that has one reference. */
 void pages_own(struct pages *pages, int32_t page, const void *owner);
 /* Adds a reference for `owner`, which may have at most one reference to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);
 /* Drops the reference of `owner`. Returns true if it was the page's last reference; the page is free then. */
 bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owner);
 bool pages_is_shared(const struct pages *pages, int32_t page);
-/* Returns the owner of the page's only reference; NULL: it has no owner, or several references. */
+/* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference whose block of page
- * numbers several lists share. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference: their number is in
+ * one block of page numbers, but several lists share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

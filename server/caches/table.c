@@ -8,12 +8,13 @@
  *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
  *    ends.
  * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
- * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
- *    share pages belong to one caller.
+ * 4. A page is charged to its account once, from its allocation until its last reference is dropped. Caches that share
+ *    pages belong to one account.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
  *    is set.
- * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
- *    take as long as the request that filled them. Exceptions happen at most once a second: see `expires_ms`. */
+ * 6. Work under the lock does not take longer if there are more caches, or longer ones. But taking and freeing pages
+ *    may take as long as the request that filled them, and at most once a second all caches are searched for expired
+ *    ones (`expires_ms`). */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -39,8 +40,8 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Returns the bucket of a cache's id. The hash of ids has a secret key. Otherwise a client could make many caches and
- * keep only those whose ids are in one bucket, which would make searches slow. */
+/* Returns the bucket of the hash table for a cache's id. The hash function has a secret key. Otherwise a client could
+ * make many caches and keep only those whose ids are in one bucket, which would make searches slow. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -114,12 +115,13 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the pool's memory, or waits for a thread that is doing so. The function releases the lock while it
- * allocates or waits (invariant 5). The pool's table of pages is made first, because if that failed later, memory that
- * the device gave would be lost. */
+/* Allocates the memory of the pool (for the pages of caches on one device), or waits for a thread that is doing so. The
+ * lock is released meanwhile (invariant 5). The pool's table of pages is made first, because if that failed later,
+ * memory that the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* copied before the lock is released, because pool->device becomes NULL if the device is lost */
+    /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
+     * lost */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -154,7 +156,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns the caller's share of the sum of a bound over all pools; INT64_MAX: there is no limit. */
+/* Returns how much of a bound this account may use: its share of the sum of `bound` over all pools. INT64_MAX: there is
+ * no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -352,7 +355,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
 
 /* ---- The public functions: create, get, fork, truncate, delete --------------------------------------------------- */
 
-/* Checks that the caller may have one more cache. */
+/* Checks that the account may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
 {
     const int share = (int)caller_share(caller, caches->max_count);
@@ -431,9 +434,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
- * allocated; -1: there is none. An empty cache counts with the average size of the pool's other caches. Otherwise
- * many caches that are made empty would all be put in one pool. */
+/* Returns the number of the pool with the most free room, among all pools or (`open`) only among those whose memory is
+ * allocated; -1: there is none. A cache that is still empty counts as if it had the average size of the pool's other
+ * caches. Otherwise many caches that are made empty would all be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -453,8 +456,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most free room (allocates its memory) and returns it. If the pool's device has no memory,
- * returns a pool that is open already. The function may release the lock for a time. */
+/* Returns the pool with the most free room, with its memory allocated. If its device has no memory for it, returns
+ * another pool, whose memory is allocated already. The function may release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -669,7 +672,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* Marks the cache as used until the fork is made, because admit() removes expired caches. */
+        /* admit() removes expired caches. While the fork is made, `users` keeps the old cache from being removed. */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

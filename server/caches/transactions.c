@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row (an id of the step), or NULL with an error. If the pointer that an earlier search found is
- * still valid, it is used again, because there may be many rows. */
+/* Returns the cache of a row of the transaction (the cache's id is step->ids[row]), or NULL with an error. If the
+ * pointer that an earlier search found is still valid, it is used again, because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,7 +49,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that row `row` (a cache of the step) has the shape and the device of row 0. */
+/* Checks that the cache of row `row` has the same shape and device as that of row 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -73,8 +73,8 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Makes the error for a step (a request's transaction on caches) that names a cache twice and appends to it: the order
- * of the two appends would be undefined. */
+/* Makes the error for a request that names a cache twice and appends to it: the order of the two appends would be
+ * undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -92,7 +92,7 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the quantisation scales of the caches, which the check of the problem reads. The scales are copied again when
+/* Copies the quantisation scales of the caches, because the check of the problem reads them. They are copied again when
  * the step (a cache transaction) begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
@@ -199,7 +199,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Places each table of the step (a cache transaction) in `memory`. */
+/* Gives each table of the step (a cache transaction) its place in `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -226,9 +226,9 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Checks that there is room for `count` pages and that the caller may have them. The text of a refusal says what is in
- * use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the caller's share is
- * smaller than the pages. */
+/* Checks that the pool has room for `count` pages and that the account may have them. The text of a refusal says what
+ * is in use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the account's
+ * share is smaller than the pages. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -259,7 +259,8 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a pool that has enough free memory in sum, but only in pieces that are too short for a page. */
+/* Makes the error for a pool whose free memory would suffice for the pages, but is in pieces that are too short for one
+ * page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -275,8 +276,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes the pages that a row (one cache) gains. Pages already taken stay in the row even after an error, and the end of
- * the transaction drops them. FULL: there is no room for one of the pages. */
+/* Takes the pages that a row (one cache) gains. FULL: there is no room for one of them. The pages taken before stay in
+ * the row even after this error, because give_back() frees them when the transaction ends. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -300,13 +301,13 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the new pages of all rows (caches of the step) from the pool. */
+/* Takes the new pages of all caches of the transaction from the pool. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* counts one more user of the cache while pages are taken, so that the cache does not expire */
+        /* while pages are taken, expired caches may be removed; one more user keeps this cache from being removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -335,9 +336,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept)
- * are old and copied from the address `old`; NULL: they are in place. Positions [kept, end) are new. The rest of the
- * part is cleared. `fresh`: the page is new. */
+/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
+ * old and copied from the address `old`; NULL: they are in place already. Positions [kept, end) are new and copied from
+ * `rows`. The rest of the part is cleared if `fresh` (the page is new). */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -398,7 +399,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Frees the pages that a row (one cache of a step) had taken from the pool. */
+/* Frees the pages that one cache of a transaction had taken from the pool. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -409,7 +410,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many positions, from the first on, this row (a cache of the step) shares with the row before it. Forks
+/* Returns how many positions, from the first on, the cache of this row shares with the cache of the row before. Forks
  * share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
@@ -449,7 +450,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        /* another transaction has extended one of the caches after caches_table_bytes() was called */
+        /* another transaction has extended one of the caches since caches_table_bytes() computed the size of
+         * `memory` */
         if (pages > step->most) return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }

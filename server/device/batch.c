@@ -1,5 +1,5 @@
 /* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
- * wait. A guest is the batch of a flow (one client's requests) that has no other batch on the device. */
+ * wait. A guest is a batch whose client has no other batch on the device. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 enum { LEAST_HEAD_DIM = 64 };
 
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
- * so small heads count with their padding. */
+ * so a small head counts with its padding. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;
@@ -26,8 +26,8 @@ double batch_padded_flops(const struct job_part *part)
     return job->flops * part->range.share * waste;
 }
 
-/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". If no kernel was needed,
- * the backend is only "cpu". */
+/* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if
+ * no kernel was needed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -51,10 +51,10 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    /* cancelled requests are no errors of the device, and are counted elsewhere */
+    /* cancelled requests are no errors of the device, so they are not counted here */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    /* This function does not report a lost device. The loop reports the loss, once for all batches. */
+    /* This function does not report a lost device. The main thread reports the loss, once for all batches. */
     if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);

@@ -4,8 +4,8 @@
  *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
  *                                  ---->                             ---->
  *
- * There are three ways. The first that gives each device a part is used; if none does, heads or batch rows are cut into
- * fewer parts.
+ * There are three ways to cut a problem. The first way in this list that gives each device a part is used. If none
+ * does, heads or batch rows are cut into fewer parts.
  *
  *   by heads     A part computes some key/value heads and their query heads (attn_part_of()).
  *   by batch     A part computes some rows of the batch.
@@ -13,11 +13,11 @@
  *                parts have different numbers of queries, and about equally many pairs of a query and a key.
  *
  * No number of one head or batch row depends on another, no number of one query of out, lse and dq depends on another,
- * and all parts run the kernel that the whole problem would run. These numbers therefore have the bits of one device.
- * With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its own memory gets only
- * what its part reads. Tensors that all parts need, such as lengths, go to each device.
+ * and all parts run the kernel that the whole problem would run. These numbers are therefore equal, to the bit, to
+ * those of one device. With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its
+ * own memory gets only what its part reads. Tensors that all parts need, such as lengths, go to each device.
  *
- * A problem is not cut, or not in each way, where its answer could differ:
+ * Some problems are not cut, or not in each way, because their answers could differ:
  *
  *   a gradient that is a sum over all heads        not by heads, because the sums of parts would be rounded differently
  *   a gradient that is a sum over the batch        not by batch, for the same reason
@@ -39,7 +39,7 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job is one problem that different devices can compute in parts. */
+/* True if the job is one problem whose parts different devices can compute. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -51,7 +51,8 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over batch rows. */
+/* Returns into how many batch rows the problem can be cut; 1 if some gradient is a sum over batch rows, because such a
+ * problem is not cut by batch. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -71,8 +72,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Returns the way in which `count` devices share the problem (by heads, batch rows or queries). `sums`: gradients
- * may be added up from parts. */
+/* Chooses the way in which `count` devices share the problem (by heads, batch rows or queries). `sums`: the devices may
+ * add up gradients from the parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
@@ -96,8 +97,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Size of the largest part. If parts of this size give fewer devices work, the job is cut for these devices only,
-     * because further devices would not end the job earlier. */
+    /* Size of the largest part, if each device gets one. If parts of this size do not need all devices, the job is cut
+     * into fewer parts, because further devices would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -129,8 +130,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a problem contiguous, and gives them addresses for planning, because plans depend on
- * addresses. The addresses are like those in a device's memory: aligned, and different for each tensor. */
+/* Changes a copy of a problem so that it can be planned for any device. Plans depend on addresses, so the tensors
+ * become contiguous and get addresses like those in a device's memory: aligned, and different for each tensor. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -148,7 +149,7 @@ static bool plan_on(const struct device *device, attn_problem *p, attn_plan *pla
     return attn_plan_make(attn_device_capabilities(device->handle), p, plan, &ignored) == ATTN_OK;
 }
 
-/* True if the kernel of the whole problem also computes each part. */
+/* True if the kernel that computes the whole problem also computes each part. */
 static bool same_kernel(const struct device *device, const attn_problem *whole, enum job_way way, int count,
                         const struct job_range *ranges)
 {
@@ -181,8 +182,8 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* The number of parts stays as it is decided here, even if devices are busy or fail later. The bits of gradients that
- * are added up from parts therefore do not depend on the devices' load. */
+/* The number of parts is decided here once, and stays even if devices are busy or fail later. The bits of gradients
+ * that are added up from parts therefore do not depend on the devices' load. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -202,7 +203,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
 /* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
- * their order. over[0] stays first. */
+ * their order. The device over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -219,7 +220,8 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: `first`, which is over[0], and others. Returns their number. */
+/* Lists the devices that may compute parts of the job: `first`, which becomes over[0], and others. Returns their
+ * number. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -236,7 +238,8 @@ static int list_devices(const struct devices *devices, struct device *first, con
     return count;
 }
 
-/* Cuts a job that has sum_parts parts. If there are more parts than devices, some devices get several parts. */
+/* Cuts a job into job->sum_parts parts, whose gradients will be added up. If there are more parts than devices, some
+ * devices get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -263,9 +266,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends a range of device numbers such as "0-3". The range begins with the smallest number above `after` of a
- * device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns -1
- * if no device above `after` had a part. */
+/* Appends a range of device numbers such as "0-3" to the text. The range begins with the smallest number above `after`
+ * of a device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns
+ * -1 if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

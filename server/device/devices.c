@@ -1,20 +1,20 @@
 /* devices.c: how batches of jobs go to a device and come back.
  *
- *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
- *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
+ *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
+ *                             slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
  *
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
- *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
- *    batch of a flow that has no other batch on the device.
+ *    On the CPU, or on a device with a single stream, a flow may have one batch more, because the device would
+ *    otherwise be idle between two batches. All flows together may have DEVICE_GUESTS batches more than one flow alone.
+ *    A guest is the batch of a flow that has no other batch on the device.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
  *    time that the guest needs (DEVICE_GUEST_FACTOR).
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
- *    The loop or the device's threads own all other fields, as internal.h says. */
+ *    The main thread or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -55,8 +55,8 @@ static void join_threads(struct device *device)
 }
 
 /* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
- * stream, because there the threads compute: a long batch does not delay others, and no core waits when a batch
- * ends. */
+ * stream, because there the threads themselves compute: a long batch then does not delay others, and no core waits when
+ * a batch ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -125,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose devices the numbers of --devices mean. NULL: this build has only the CPU. */
+/* Returns the backend to which the device numbers in --devices refer. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -237,12 +237,13 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    inline_close(devices); /* inline slots use streams of the devices, so they are closed before the devices */
+    /* inline slots (streams for HTTP threads) belong to the devices, so they are closed before the devices */
+    inline_close(devices);
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }
 
-/* ---- Functions that the loop calls ------------------------------------------------------------------------------- */
+/* ---- Functions that the main thread calls ------------------------------------------------------------------------ */
 
 int devices_count(const struct devices *devices)
 {
@@ -336,9 +337,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may
- * be skipped, so they do not count. To find the hidden scores, the mask's rows are read, but only if the sum is
- * large. */
+/* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides may be
+ * skipped, so they do not count. To find the hidden scores, the rows of the mask are read, but only if the time is
+ * long. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -366,8 +367,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have, of one flow (client) or of all flows together (invariant 1). Guests,
- * batches of flows that have no other batch on the device, are not included. */
+/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1).
+ * Guests, which are batches of flows that have no other batch on the device, are not included. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -400,8 +401,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* A check counts no floating-point operations. Among devices that have only checks, the one with the fewest
-         * batches is chosen. */
+        /* A check of a client's results counts no floating-point operations. Among devices that have only checks, the
+         * one with the fewest batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -416,7 +417,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* false for a batch that has run for longer than expected, because its end is unknown */
+    /* false if the batch has run for longer than expected, because nobody knows when it ends */
     return *wait_ns > 0;
 }
 
@@ -462,14 +463,16 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* this assertion fails if a batch is collected twice */
+                           /* batch->previous is NULL, so the batch must be the first one on the device; otherwise it
+                            * was collected twice */
+                           : device->batches == batch);
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* the sum begins again at 0, so that its rounding errors do not accumulate */
+    /* the device has no batch, so its work is set to exactly 0: rounding errors of the sum then do not accumulate */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

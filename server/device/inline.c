@@ -1,9 +1,9 @@
-/* inline.c: inline slots, through which HTTP threads run small problems themselves.
+/* inline.c: inline slots. An inline slot is a stream on which an HTTP thread runs small problems itself.
  *
  * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
  * number, because that slot's workspace is probably in the core's cache, or else the next free slot.
  *
- *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
+ *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the main thread)
  *
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
@@ -19,13 +19,13 @@
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, with deadline, hang-up and watchdog:
  *
- *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
+ *   HTTP thread: late --> main thread --> devices_submit_late() --> device's thread: inline_adopt()
  *
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
  *    thread uses them until the job is adopted or settled.
  * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
- *    this reference on the way to the loop, and the job's batch holds it afterwards. */
+ *    this reference on the way to the main thread, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -41,8 +41,7 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot (a stream for HTTP threads). If there are several GPUs, the slots are assigned to them in
- * turn. */
+/* Opens the next inline slot. If there are several GPUs, the slots are assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -83,7 +82,8 @@ void inline_close(struct devices *devices)
 }
 
 /* Takes the inline slot with this core's number. If a thread that was interrupted on this core still has that slot,
- * takes the next free slot. `only`: number of the only device that can compute the job, or -1. */
+ * takes the next free slot. `only`: number of the only device that can compute the job, or -1 if any device can.
+ * Returns NULL if no slot is free. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -128,8 +128,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job now. A cache transaction must not overtake transactions in the queue, which
- * may wait for the same caches. */
+/* True if the GPU seems free for the job now. For a cache transaction the queue must be empty, too: otherwise it could
+ * overtake transactions in the queue that wait for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -148,15 +148,15 @@ bool inline_near(const struct devices *devices)
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
 
-/* Polls the stream until its work has ended, or until the time until_ns. An error also ends the polling. */
+/* Polls the stream until its work has ended, until an error, or until the time until_ns. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU writes the end of its work to host memory, most polls only read that memory. The driver,
-             * which alone reports errors, is then called once in INLINE_ASK_NS, and otherwise at every poll. */
+            /* If the GPU notes the end of its work in host memory, most polls only read that memory. The driver alone
+             * reports errors, so it is called once in INLINE_ASK_NS. Otherwise each poll calls the driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -171,10 +171,11 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run on this inline slot; transaction_has_begun() tells whether the transaction has begun anyway. */
+ * run on this stream for HTTP threads (inline slot), although its transaction may have begun, as
+ * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -185,9 +186,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares everything that the job needs to run at once: its cache transaction, plan and scratch memory. If the job has
- * a transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun
- * (see take_step()). */
+/* Prepares all that the job needs to run at once: its cache transaction, its plan and scratch memory. If the job has a
+ * transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun (see
+ * take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -195,7 +196,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
@@ -205,15 +206,16 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns the processor time of this thread, or the real time if the device is a GPU. The real time of a thread that
- * computes would include the work of other threads, because there are more HTTP threads than cores. */
+/* Returns a time from which the duration of the job is computed: the processor time of this thread, or the real time if
+ * the device is a GPU. On the CPU the real time would include the work of other threads, because there are more HTTP
+ * threads than cores. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on its slot's stream. *done becomes true if the job has ended; otherwise it still runs. Sets the slot's
- * launched_ns to the time at which a GPU had the work. */
+/* Runs a job on the stream of its inline slot. *done becomes true if the job has ended; otherwise it still runs. Sets
+ * the slot's launched_ns to the time at which the work was on a GPU. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -232,8 +234,8 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     return status;
 }
 
-/* Adds `by` to the device's number of requests on inline slots: 1 when an HTTP thread begins to run a job, -1 at its
- * end. */
+/* Adds `by` to the number of requests that run on the device through inline slots: 1 when an HTTP thread begins to run
+ * a job, -1 at its end. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -256,13 +258,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job on the inline slot that was taken and made ready for it. */
+/* Runs a job on the inline slot that was taken for it. make_ready() must have succeeded. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    /* A batch that consists of this job alone. Its times left_ns and started_ns stay 0, as if it started when it was
-     * queued. */
+    /* A batch that consists of this job alone, for the functions that record results and times. Its times left_ns and
+     * started_ns stay 0, as if it started when it was queued. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;
@@ -295,8 +297,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* The inline slot is given back, and the job is queued, because a device's thread may wait for memory and an
-     * HTTP thread may not. */
+    /* There is too little memory, and only a device's thread may wait for memory, an HTTP thread may not. So the inline
+     * slot is given back and the job is queued. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

@@ -3,8 +3,8 @@
  * A unified device (the CPU) computes in staging memory, without copies. For a device with its own memory, each region
  * of a job (a piece of host memory: its inputs, the saved forwards that it uses, its outputs) has a mirror: one block
  * of device memory, copied in one piece. The tensors' pointers are translated from the region to the mirror. Tensors in
- * memory that clients registered (regions/regions.h) differ. Tensors in the device's own memory need no mirror. Tensors
- * in pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
+ * memory that clients registered (regions/regions.h) are treated differently. Tensors in the device's own memory need
+ * no mirror. Tensors in pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
  * overlap, so slot->regions lists their mirrors by address for a binary search. */
@@ -23,7 +23,7 @@ void memory_drop_mirrors(struct device *device, struct slot *slot)
     slot->mirror_count = slot->region_count = 0;
 }
 
-/* Makes room for more mirrors in the slot's list. False: out of memory. */
+/* Makes room for more mirrors (device copies of host memory) in the slot's list. False: out of memory. */
 static bool widen(struct slot *slot)
 {
     const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
@@ -52,8 +52,8 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* Returns how many regions (pieces of host memory with a mirror) begin at or before this address. Only the last of
- * these regions may contain the address. */
+/* Returns how many pieces of host memory with a mirror (device copy) begin at or before this address. Only the last of
+ * them may contain the address. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;
@@ -65,8 +65,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates device memory (a mirror) for a region of host memory. `copy`: the region's bytes must be copied to the
- * mirror. A mirror that the region has already is kept. */
+/* Allocates a mirror, which is device memory for a region of host memory. `copy`: the region's bytes must be copied to
+ * the mirror. If the region has a mirror already, it is kept. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
@@ -86,18 +86,18 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* memory that is no copy of a region is also kept as a mirror, so that it is freed together with the mirrors */
+    /* this memory is no copy of host memory, but is kept in the list of mirrors, so that it is freed with them */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
-/* Translates a host address in a mirrored region to the address of its copy on the device. */
+/* Translates a host address in a region with a mirror (device copy) to the address of its copy on the device. */
 void *memory_address(const struct slot *slot, void *address)
 {
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is in no region: its tensor has no elements, or lies on the device (a cache's page, a client's
-     * memory). */
+    /* The address is in no region with a mirror (device copy): its tensor has no elements, or lies on the device (a
+     * cache's page, a client's memory). So it is not translated. */
     return address;
 }
 

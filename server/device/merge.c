@@ -1,7 +1,7 @@
 /* merge.c: merges equal small problems of a batch into one, and runs small cache transactions without copies.
  *
  * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out take its thread 20 us. So
- * problems of a batch that differ only in their data become one problem, whose B is the sum of theirs:
+ * problems of a batch that differ only in their data become one problem, whose batch size B is the sum of theirs:
  *
  *     staging memory          device memory                          staging memory
  *       job 0: q k v            q q q | k k k | v v v                  job 0: out
@@ -13,9 +13,9 @@
  * on B. If B changed the choice of the kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
- * So only the queries and the tables are merged. The rows of the merged page table are as long as those of the longest
- * cache. The moves also copy new keys and values to their pages. A single transaction uses the same method, with three
- * launches instead of five. */
+ * Keys and values are therefore not merged, but queries and tables are. The rows of the merged page table are as long
+ * as those of the longest cache. The moves also copy new keys and values to their pages. A transaction that runs alone
+ * uses the same method, and needs three launches instead of five. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -23,13 +23,13 @@
 
 #include "server/work/transaction.h"
 
-/* The tensors that can be merged along their first axis, the batch: the values of a batch row do not depend on the
- * row's index. With dropout the values of out and the gradients depend on the index, so problems with dropout are not
+/* The tensors that can be merged along their first axis, the batch, because the values of a batch row do not depend on
+ * the row's index. With dropout `out` and the gradients do depend on the index, so problems with dropout are not
  * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* When cache transactions are merged, the tensors in TABLES are merged, and those in POOL stay in the pages of the
- * caches. */
+/* When cache transactions are merged, the tensors in TABLES are put together, and those in POOL stay in the pages of
+ * the caches. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -52,8 +52,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged with those of other jobs: it is contiguous, it stays aligned behind other tensors, and
- * it is in the job's own memory. */
+/* True if a tensor can be merged with those of other jobs: its elements lie one after the other, it stays aligned
+ * behind other tensors, and it is in the job's own memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -83,7 +83,8 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables can be merged if they have equally many rows; the rows may differ in length */
+    /* page tables can be merged if they have equally many rows; their rows may differ in length, because the merged
+     * table has rows as long as the longest */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -106,8 +107,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader (the job whose number names the problem) and the jobs that join it. The merged
- * tensors have no addresses yet, except tensors in the pool of pages. */
+/* Returns the merged problem of a leader (the job by whose number the problem is known) and of the jobs that join it.
+ * The merged tensors have no addresses yet, except tensors in the pool of cache pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -125,8 +126,9 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if one kernel computes the problems of the leader and of its members, and also the merged problem. The tensors
- * of the merged problem have no memory yet, but the choice of a kernel depends only on the alignment of addresses. */
+/* True if one kernel computes the problems of the leader and of the jobs that join it, and also the merged problem. The
+ * tensors of the merged problem have no memory yet, but the choice of a kernel depends only on the alignment of
+ * addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */
@@ -179,7 +181,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    /* Tensors in the pool of pages need no new memory. */
+    /* Tensors in POOL stay in the pages of the caches, so they need no new memory. */
     const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;
@@ -197,8 +199,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the moves (copies) of one tensor between a job and the merged problem. If the merged tensor has longer rows than
- * the job's, each row needs a move of its own; otherwise one move copies all rows. */
+/* Adds the copies of one tensor between a job and the merged problem to the slot's moves. If the merged tensor has
+ * longer rows than the job's, each row needs a move of its own; otherwise one move copies all rows. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -212,7 +214,7 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the moves (copies) of a job to the list, behind the first `count` moves. */
+/* Adds the moves (copies by a kernel) of a job to the slot's list, behind the first `count` moves. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

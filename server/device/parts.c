@@ -1,7 +1,7 @@
 /* parts.c: a part of a cut job on its device. The part is some heads, batch rows or queries of a problem (cut.c).
  *
  * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
- * new memory for each tensor of the part. What the part has of a tensor are rows of the whole tensor, at equal
+ * new memory for each tensor of the part. The part's elements of a tensor are rows of the whole tensor, at equal
  * distances, so one call of attn_copy_rows() copies them all. A tensor of which each part needs all numbers is copied
  * as a whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
 #include "server/device/internal.h"
@@ -25,7 +25,7 @@ static attn_problem part_of(const struct job_part *part)
     return parts_of(job_problem(part->job, 0), part->way, &part->range);
 }
 
-/* True if the device of a part has a copy of this tensor of the part, in memory that parts_take() allocates. */
+/* True if the part's device has its own copy of this tensor, in memory that parts_take() allocates. */
 static bool has_copy(const struct job_part *part, const attn_problem *problem, int id)
 {
     const bool sum = part->way == JOB_BY_QUERIES && attn_is_sum_of_queries(problem, (attn_tensor_id)id);
@@ -47,7 +47,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part leaves it out */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
-        if (!parts_use(problem, id)) t->rank = 0; /* the device has no copy of this tensor */
+        /* the part's problem does not use this tensor, so the device has no copy of it */
+        if (!parts_use(problem, id)) t->rank = 0;
         if (!has_copy(part, problem, id)) continue;
         *t = attn_tensor_make(at, t->dtype, t->rank, t->shape);
         at += lines_of(t);

@@ -4,11 +4,11 @@
  *     device 1   sums over the queries of part 1:  [ share 0 | share 1 | share 2 ]     + --> share 1 of dk --> host
  *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
- * Each part of the job computes these gradients over its own queries, in float32, in memory of its device that stays
- * until the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one
- * share of the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the
- * order of the parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied
- * to the host. All devices copy and add at the same time.
+ * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
+ * the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one share of
+ * the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the order of the
+ * parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the host.
+ * All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -16,24 +16,27 @@
 
 #include <assert.h>
 
-/* A share begins at a multiple of this many elements, so that its address is a multiple of 16 bytes in each dtype. */
+/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements, so that its
+ * address is a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* One output that is a sum over queries, and its places in the memory that a part has for sums. Places are offsets in
+/* One output that is a sum over queries, and where its numbers are in the memory that a part has for sums: offsets in
  * bytes. */
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
-    size_t own;      /* float32: the output over the part's own queries */
-    size_t received; /* float32: the part's share of the numbers of each other part, slot_bytes each */
+    size_t own; /* offset of the sums over the part's own queries, in float32 */
+    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32;
+     * slot_bytes for each of them */
+    size_t received;
     size_t slot_bytes;
-    size_t result; /* the part's share of the output */
+    size_t result; /* offset of the result: the elements of the output that are this part's share */
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
-/* Returns the tensor in which a part sums up an output over its own queries. */
+/* Returns a tensor for the sums of an output over a part's own queries: float32, at the address `memory`. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
@@ -50,7 +53,7 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* no share has more elements than this */
+    /* each part adds up a share of the elements, at most this many */
     const int64_t most = o->elements / parts + SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
     o->own = o->end;
@@ -61,7 +64,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     return true;
 }
 
-/* Returns the number of the first element of a part's share. Share number `parts` begins behind the last element. */
+/* A share is the range of elements that one part adds up. Returns the first element of share `number`. Share number
+ * `parts` begins behind the last element. */
 static int64_t share_begin(const struct output *o, int parts, int number)
 {
     return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;
@@ -134,8 +138,9 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns the address, in memory of the device of `own`, of the numbers of part `other` that belong to the share of
- * `own`, which begins with element `first`. The numbers of another device's part are copied to this address. */
+/* Returns where the numbers that part `other` has computed for the elements of part `own` are, in memory of the device
+ * of `own`. The first of these elements is `first`. If `other` is on another device, its numbers are copied to this
+ * address. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
@@ -148,8 +153,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies of the part's share of an output from all other devices on the stream. They begin with the device of the
- * next part, so that no two devices copy from the same device at first. */
+/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. They
+ * begin with the device of the next part, so that no two devices copy from the same device at first. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

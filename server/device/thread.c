@@ -1,13 +1,13 @@
 /* thread.c: a device's threads. Each thread takes batches from the device's inbox, keeps at most as many on streams as
- * it has slots, and posts finished batches to the loop.
+ * it has slots, and posts finished batches to the main thread.
  *
  * Invariants
  * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
  *    an inline slot an HTTP thread.
  * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an
  *    error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The
- *    loop watches that time. */
+ * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The main
+ *    thread watches that time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -34,7 +34,7 @@ static int64_t worst_ns(const struct batch *batch)
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Sets the thread's due_ns to the earliest due_ns of its slots, for the watchdog in the loop. */
+/* Sets the device's due_ns, which the watchdog on the main thread reads, to the earliest due_ns of its slots. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. The batch may have to wait for all other batches of the device, so
- * the longest times of these batches are included. */
+/* Sets the time by which a batch that begins should be over. It may have to wait for all other batches of the device,
+ * so their longest times are added. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -108,8 +108,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* the leader of a merged problem comes before its members in the batch, so slot->problem[] has the leader's
-             * entry already */
+            /* the job joins the merged problem of its leader, an earlier job of the batch, whose entry is therefore set
+             * already */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -130,7 +130,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a cut job's part. */
+/* Plans the problem of a part of a cut job. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -184,9 +184,9 @@ static bool all_is_launched(const struct slot *slot)
     return kernels_are_launched(slot) && slot->truths_left == 0;
 }
 
-/* Returns how many problems are put on the stream at a time. The number is limited because work on a GPU's stream
- * cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), so one group of problems may
- * take several calls. */
+/* Returns how many of the batch's problems are put on the stream at a time. The number is limited, because work on a
+ * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), so these problems
+ * may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -206,7 +206,7 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
+/* True if the batch must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
  * the kernels of other flows (clients). Therefore long batches of one flow take turns. While another flow has a batch
  * on the device, only one long batch of this flow runs; otherwise as many run as DEVICE_FLOW_SECONDS allows. The batch
  * that has waited longest is next. */
@@ -255,14 +255,14 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        /* the outputs of a check are its truth (results in float64), which is computed later */
+        /* the outputs of a check are its truth (exact results in float64), which is computed and copied later */
         else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Translates the addresses of a result (out and lse of some keys, which a merge combines with others) to the device's
- * addresses. */
+/* Returns a copy of `host` with the device's addresses. It is a result for some of the keys: out and lse, which a merge
+ * combines with those of other keys. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -271,8 +271,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. A
- * merge is short, because it reads each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
+ * short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -296,8 +296,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* If only the device can check the lse that a request gives, puts kernels on the stream that compute the lse of some
- * rows. The tensors are on the device now. */
+/* If only the device can check the lse that a client gives, puts kernels on the stream that compute the lse of some
+ * rows. The tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -310,13 +310,13 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the work of a part that adds up gradients (sums.c) on the stream. */
+/* Puts the work of a part that adds up gradients (sums.c) on the slot's stream. */
 static attn_status launch_sums(struct slot *slot, attn_error *err)
 {
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* clears the stream's list of skipped rows, which a failed batch may have left */
+    /* a failed batch may have left rows in the stream's list of skipped rows, so the list is emptied */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -361,23 +361,25 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* clears the stream's list of skipped rows (with scores beyond float32's range), which a failed batch may have
-     * left */
+    /* a failed batch may have left rows in the stream's list of skipped rows (with scores beyond float32's range), so
+     * the list is emptied */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* poll_slots() continues a launch that must wait for its turn */
+    if (slot->blocked) return ATTN_OK; /* the launch must wait for its turn; poll_slots() will continue it */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the stream.
- * The first event and the kernels are assumed to take equally long from the thread's call to the GPU. The time between
- * the call for the event and the call for the kernels then tells when the kernels could begin. */
+/* Records how long each stage of a batch took. A GPU may be idle after the copies, because the kernels are not on the
+ * stream yet. To find out when the kernels could begin, the function assumes that the first event and the kernels take
+ * equally long from the thread's call to the GPU. The time between these two calls is then the earliest time of the
+ * kernels, counted from the first event. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
-    /* an adopted batch was launched by an HTTP thread, which puts no marks (events) between the stages */
+    /* an HTTP thread launched this batch, and put no events (marks) on the stream between the stages, so only the total
+     * time is known */
     if (batch->adopted) {
         batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
         return;
@@ -391,14 +393,14 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Frees what a failed batch has computed of gradients that are sums over queries. While parts add up these gradients,
- * other devices may still read them, so they stay until the loop frees them. */
+/* Frees the sums over queries (gradients) that a failed batch has computed so far. If the batch adds up gradients of
+ * several parts, other devices may still read them, so the main thread frees them later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
 }
 
-/* Ends a batch, failed or not: frees its device memory and reports it to the loop. */
+/* Ends a batch, failed or not: frees its device memory and reports it to the main thread. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -425,16 +427,16 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* wakes a thread that holds a batch back until another batch has ended */
+    /* wakes a thread that holds back a batch until another one has ended, because now one has */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
 }
 
-/* Puts the batch's next work on the stream when the stream has done all earlier work. The kernels' times are
- * recorded before the truth (results in float64) is computed, because computing the truth reuses the events that
- * time the kernels. */
+/* When the stream has done all earlier work of the batch, puts the next work on it. The kernels' times are recorded
+ * before the truth (exact outputs in float64) is computed, because computing the truth reuses the events that time the
+ * kernels. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -443,7 +445,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory that idle slots keep. Returns whether there was any to free. */
+/* Frees the scratch memory that slots without a batch keep. False: there was none. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -491,8 +493,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Handles a lack of device memory for the slot's batch. True: other batches run on the device, and this batch is held
- * until one of them has ended. */
+/* Handles a lack of device memory for the slot's batch. True: other batches run on the device, so this batch leaves the
+ * slot and is held until one of them has ended. False: it is the only batch. */
 static bool hold(struct device *device, struct slot *slot)
 {
     attn_stream_heed(slot->stream, NULL);
@@ -516,7 +518,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* this batch is a late job that was taken over, and its kernels are on the stream already */
+    if (batch->adopted) { /* an HTTP thread has put the kernels of this batch on the stream already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -531,8 +533,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams are done. With `wait`, first waits until a stream is done. True: at least one batch
- * has ended. */
+/* Ends the batches whose streams have done their work. With `wait`, first waits until a stream has. True: at least one
+ * batch has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -589,9 +591,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
- * time from which the batch may go. *flow_has becomes the number of batches on slots that have the same flow (client)
- * as the batch. Call this with the lock held. */
+/* Tells whether the batch may be put into a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to
+ * the time from which it may be. *flow_has becomes the number of batches in slots that have the same flow (client) as
+ * this batch. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -611,7 +613,7 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
     return wait_ns <= 0;
 }
 
-/* Returns the next batch that adds up gradients, or NULL. */
+/* Returns the next submitted batch that adds up gradients, or NULL. */
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
@@ -620,10 +622,10 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
- * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
- * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
+/* Returns the batch that runs next, or NULL if none may begin before *until_ns. A batch that adds up gradients comes
+ * first: it is short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory)
+ * comes next, because otherwise small batches behind it would always take the memory that it needs. Otherwise the next
+ * batch is one of the flow (client) with the fewest batches in slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

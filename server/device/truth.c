@@ -1,5 +1,5 @@
-/* truth.c: computes the truth (results in float64) of a job's problems. For `verify`, the device compares the outputs
- * that it has made with their truth. For a check, which has no kernels, the truth is the job's output.
+/* truth.c: computes the truth of a job's problems, which is their exact results, in float64. For `verify`, the device
+ * compares its outputs with their truth. A check of a client's results runs no kernels: its output is the truth.
  *
  * A job with `verify` or a check is alone in its batch. Computing the truth begins when all kernels of the job are done
  * and its outputs are on their way to the host:
@@ -26,7 +26,7 @@ static struct job *job_of(const struct slot *slot)
     return batch_job(slot->batch, 0);
 }
 
-/* Returns the part of a cut job that runs in the slot, or NULL if the slot runs a whole job. */
+/* Returns the part of a cut job that runs in the slot (on its stream), or NULL if a whole job runs there. */
 static struct job_part *cut_part_of(const struct slot *slot)
 {
     struct job_part *const part = slot->batch->parts[0];
@@ -38,8 +38,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
-/* Goes on to the first item, from number `item` on, whose outputs are to be compared with the truth (outputs in
- * float64). */
+/* Goes on to the next item (problem), from number `item` on, that needs a truth (exact outputs in float64). */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -48,7 +47,7 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item, or of its part that runs in the slot, with the device's addresses. */
+/* Returns the problem of an item, or of the item's part that runs in the slot, with the device's addresses. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];
@@ -58,7 +57,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns where the device writes the item's truth (outputs in float64). */
+/* Returns the addresses to which the device writes the truth (exact outputs in float64) of an item (problem). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;
@@ -70,8 +69,8 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
-/* Determines the memory that computing the truth (outputs in float64) of an item takes, or of the item's part that
- * runs in the slot. */
+/* Determines how much memory it takes to compute the truth (exact outputs in float64) of an item, or of the item's part
+ * that runs in the slot: *out_bytes for the truth, *workspace_bytes for scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -83,7 +82,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* the exact results of a part take no more memory than the exact results of the whole item */
+    /* the exact results of a part of a cut problem take no more memory than those of the whole problem */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }
@@ -130,8 +129,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts on the stream the work that follows the last item's truth: the distances, or the truth of a check, go to the
- * host. */
+/* Puts on the stream the work that follows the last item's truth: for `verify` the distances go to the host, for a
+ * check the truth itself. */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

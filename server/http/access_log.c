@@ -15,7 +15,8 @@
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
 
-/* True for errors with which the server may refuse a correct request. Alerts watch how often these errors occur. */
+/* True for errors with which the server may refuse a request that is correct, for example because it is busy. Alerts
+ * watch how often these errors occur. */
 static bool is_watched(proto_error error)
 {
     switch (error) {
@@ -31,14 +32,15 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. The status of a
- * request tells its error if the connection was cut without a problem document. A 503 that answers a health probe is no
- * refusal. */
+/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. If the connection was
+ * cut and no problem document (an error as JSON) was sent, the error is derived from the status. A 503 that answers a
+ * health probe is no refusal. */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* an answer 400 without a problem document is always about invalid framing, never about an invalid body */
+    /* an answer 400 without a problem document (an error as JSON) is about invalid framing, never about an invalid
+     * body, so INVALID_REQUEST is not considered */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -71,8 +73,8 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* Upper bounds in bytes: of each escaped value of a log line with its NUL, and of all other words of the line
- * together. */
+/* Upper bounds in bytes: of the values in a log line that clients or the operator chose (path, token, pointer), escaped
+ * and with the NUL, and of all other words of the line together. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
@@ -150,13 +152,14 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts clients that left, with three exceptions. If the client left while its request waited, the loop has
-         * counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
+        /* Counts clients that left, with three exceptions. If the client left while its request waited, the main thread
+         * has counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
          * request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* the request ended without an answer: requests with an answer were counted when the answer was queued */
+    /* requests with an answer were counted when the answer was queued, so here only a request without an answer is
+     * counted */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

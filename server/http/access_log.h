@@ -4,11 +4,11 @@
 
 #include "server/http/exchange.h"
 
-/* Creates at 0 every series (metric with label values) that an alert watches. A rate ignores the first sample of a
- * series, so without this the first event would stay invisible. */
+/* Sets every series (metric with label values) that an alert watches to 0. Alerts watch rates, and a rate ignores the
+ * first sample of a series, so without this no alert would see the first event. */
 void access_log_begin(void);
-/* Logs and counts a request that has ended. `how` is what libmicrohttpd says about its end. The owner of the request
- * calls this before it frees the request. */
+/* Logs and counts a request that has ended. `how` is libmicrohttpd's reason for the end. The owner of the request calls
+ * this before it frees the request. */
 void access_log_request(struct request *request, enum MHD_RequestTerminationCode how);
 
 #endif

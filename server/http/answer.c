@@ -1,4 +1,4 @@
-/* answer.c: makes answers.
+/* answer.c: makes the answers that libmicrohttpd sends.
  *
  * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
  * input tensors, which are no longer needed. So no memory is allocated, and the bytes are in the CPU's cache when they
@@ -6,9 +6,10 @@
  * before this answer is sent. A large answer is encoded block by block while it is sent, and never exists as a whole.
  * In all cases the length is known before the first byte is sent, as Content-Length.
  *
- * If there is no memory for an answer, the client gets status 503, and the contexts (saved forwards) of the request are
- * as they were before it. If the request has already changed something, in a cache or by a route's handler, the
- * connection is closed without an answer instead. The client then knows that the change may have happened. */
+ * If there is no memory for an answer, the client gets status 503, and the contexts (saved forwards) that the request
+ * used are as they were before the request. If the request has already changed something, in a cache or by a route's
+ * handler, the connection is closed without an answer instead. The client then knows that the change may have
+ * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"
 
@@ -57,8 +58,8 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  /* adding this header fails only when memory is short, and the answer is useful
-                                   * without the header */
+                                  /* the result is not tested: adding this header fails only when memory is short, and
+                                   * the answer is useful without it */
                                   value);
 }
 
@@ -75,7 +76,8 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
         add(response, "Retry-After", text);
     }
-    /* Accept-Encoding in an answer 415 tells the client which codings it may use (RFC 9110, 15.5.16) */
+    /* status 415 refuses the body's compression; Accept-Encoding then tells the client which codings it may use (RFC
+     * 9110, 15.5.16) */
     if (status == 415)
         add(response, "Accept-Encoding", request->route && request->route->keeps_body ? "identity" : UNPACK_CODINGS);
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
@@ -147,7 +149,8 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* false if a context (a saved forward) also holds the job: the job's memory must then stay unchanged */
+    /* true: nobody else has a reference to the job, so the answer may overwrite the job's memory; false: a context
+     * (saved forward) also holds the job */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
@@ -162,13 +165,15 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* If the answer's memory cannot be counted as staging memory, the answer is sent nevertheless: it exists already,
-     * and is not longer than the staging memory that was just released. */
+    /* The result is not tested: if the answer's memory cannot be counted as staging memory (memory for tensors), the
+     * answer is sent nevertheless. It exists already, and is not longer than the staging memory that was just
+     * released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
 
-/* Makes the response that carries the job's tensors. If that fails, returns NULL and sets request->failed. */
+/* Makes the response that carries the tensors of the request's job. If that fails, returns NULL and sets
+ * request->failed. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -190,7 +195,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory is short, the answer is sent in smaller blocks, of a size that every connection may use. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in smaller blocks, of a size that every
+         * connection may use. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
@@ -208,7 +214,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
     exchange->http_status = 200;
     exchange->sent_bytes = length;
     *content_type = proto_media(job->call->answer);
-    if (request->model && head < length) { /* binary bytes of the tensors follow the JSON */
+    if (request->model && head < length) { /* in the KServe protocol, the bytes of the tensors may follow the JSON */
         char text[TEXT_DIGITS + 1];
         snprintf(text, sizeof text, "%llu", (unsigned long long)head);
         add(response, "Inference-Header-Content-Length", text);
@@ -257,16 +263,16 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* first fills contexts (saved forwards): a context holds a reference to the job, so that the answer does not
-         * overwrite the memory of the job */
+        /* fills the contexts (saved forwards) before the answer is made: each holds a reference to the job, so the
+         * answer does not overwrite the job's memory */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (exchange_of(request)->done || (request->job && transaction_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
-        /* an error answer would tell the client that nothing has changed, and the client would send the request
-         * again */
+        /* the request has already changed something: an error answer would tell the client that nothing has changed,
+         * and the client would send the request again */
         return MHD_NO;
     }
     if (response == NULL) {

@@ -9,7 +9,8 @@
  * the connection must be closed without an answer. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
-/* Moves the request to the state ANSWERING, releases the memory that it no longer needs, and queues its answer. */
+/* Moves the request to the state ANSWERING, releases the memory that the request no longer needs, and queues its
+ * answer. */
 enum MHD_Result answer_now(struct request *request, bool close);
 
 /* Writes the value of the header Server-Timing, "recv;dur=1.234, decode;dur=..." in milliseconds, from the request's

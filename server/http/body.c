@@ -1,9 +1,9 @@
 /* body.c: the body of a request.
  *
- *   body_admit    before the first byte: reserves a slot in the queue, memory and a parser
+ *   body_admit    before the first byte: reserves a slot in the queue, memory for tensors and a parser
  *   body_piece    for each piece: feeds the parser; a compressed piece is unpacked first, a limited amount per call
  *   body_done     at the end: checks the body, then computes in this thread, or suspends the connection and posts the
- *                 request to the loop, or refuses the request */
+ *                 request to the main thread, or refuses the request */
 #include "server/http/body.h"
 #include "server/http/exchange.h"
 
@@ -32,7 +32,8 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* bytes of staging memory that a body's first lease takes, if no memory was leased ahead */
+    /* bytes of staging memory (memory for tensors) that a body takes at first, if no memory was leased before its bytes
+     * arrived */
     FIRST_STEP = 64 << 10,
     /* The number of tensors that the first estimate of a body's memory assumes. A body with more tensors gets more
      * memory. */
@@ -41,8 +42,8 @@ enum {
 
 /* ---- What is decided before the body's first byte ---------------------------------------------------------------- */
 
-/* Enlarges the memory of a body for which no memory was leased ahead. The memory is doubled, up to the announced
- * size. If there is no room for that, only the needed bytes are added. */
+/* Called by the parser when a body needs more memory than it has. The memory is doubled, up to the announced size of
+ * the body. If there is no room for that, only the needed bytes are added. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -62,10 +63,10 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what a body needs before its first byte: a slot, memory and a parser. Memory for the inputs, and a third
- * more for the outputs, is leased before its bytes arrive, unless too much memory is leased in this way already
- * (staging.h). In that case the parser leases memory when it reads its first value. A large block only reserves
- * addresses; the system provides pages at the first access. */
+/* Reserves what a body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser. The
+ * memory holds the inputs, and a third more for the outputs. If too much memory is leased for bytes that have not
+ * arrived (staging.h), none is leased here, and the parser leases some when it reads its first value. Leasing a large
+ * block only reserves addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -88,8 +89,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* memory is leased ahead only for uncompressed bodies, because the length of a compressed body does not tell
-         * its unpacked size */
+        /* memory is leased before the bytes arrive only if the body is uncompressed, because the length of a compressed
+         * body does not tell its unpacked size */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -103,7 +104,7 @@ void body_admit(struct request *request, const struct http_head *f)
 
 /* ---- Receiving the body, piece by piece -------------------------------------------------------------------------- */
 
-/* Refuses a body. Bytes of it that are still to come are dropped. */
+/* Refuses a body: sets the error of its request. Bytes of the body that still arrive are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
@@ -121,8 +122,8 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
     return status;
 }
 
-/* Unpacks and decodes at most about UNPACK_TURN_BYTES, so that other connections have their turn. Sets *count to the
- * number of packed bytes that are left. */
+/* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that other connections
+ * have their turn. Sets *count to the number of packed bytes that are left. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -136,7 +137,7 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
-/* Collects the body for a route that needs its body as one text. */
+/* Appends a piece of the body to request->text, for a route that needs its body as one text. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
     if (request->failed || request->route == NULL || !request->route->keeps_body) return;
@@ -165,7 +166,7 @@ static void look_at_body(struct request *request, const char *bytes, size_t coun
              "application/x-safetensors");
 }
 
-/* Takes a piece of the body. Returns how many of its bytes are left for the next call. */
+/* Takes a piece of the body. Returns how many bytes at its end were not used and must be passed again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -209,7 +210,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     return left;
 }
 
-/* True if the job writes so few bytes to shared memory that this HTTP thread can write them. */
+/* True if the job writes so few bytes to shared memory that this HTTP thread can write them itself. */
 static bool shares_little(const struct job *job)
 {
     return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
@@ -226,7 +227,8 @@ static void write_shared(struct request *request)
 }
 
 /* Ends a cache transaction that began in this thread: its caches have grown, or stay as they were if the request
- * failed. If requests are queued, the loop is told, because some of them may wait for the end of this transaction. */
+ * failed. If requests are queued, the main thread is told, because some of them may wait for the end of this
+ * transaction. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -234,8 +236,9 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request the flow (share of device time) of its token, or else of its connection. If there was no memory for
- * the connection's flow, the request has none, and its jobs share a flow of the queue. */
+/* Gives the request a flow, to which its device time is charged: that of its token, or on a server without tokens that
+ * of its connection. If there was no memory for the connection's flow, the request has none; all jobs without a flow
+ * share one in the queue. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;
@@ -261,9 +264,9 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* Checks the body and makes its job in this thread if that is quick. Otherwise the loop will let the body be checked in
- * pieces. Returns false if the answer is already decided, because the request failed, every item was refused, or a
- * handler answers. */
+/* If checking the body is quick, checks it and makes its job in this thread. Otherwise leaves both to the main thread,
+ * which lets the body be checked in pieces; request->job is then NULL. Returns false if the answer is already decided,
+ * because the request failed, every item (problem) was refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -296,24 +299,24 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* Gives the request to the loop, which lets its body be checked or queues its job. If `late`, the job already runs, and
- * the loop only waits for its end. */
+/* Gives the request to the main thread, which lets its body be checked, or queues its job. `late`: the job runs on a
+ * device already, and the main thread only waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The loop waits for the job's
-     * end, because an HTTP thread must not wait. */
+    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The main thread waits for
+     * the job's end, because an HTTP thread must not wait. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see the request. This thread counts the request as suspended and then reads `stopping`;
-     * the loop sets `stopping` and then reads the count. At least one of the two threads therefore sees what the other
-     * did. */
+    /* From here on the main thread may see the request. Two threads must not miss each other here: this thread first
+     * counts the request as suspended and then reads `stopping`, while the main thread first sets `stopping` and then
+     * reads the count. So at least one of them sees what the other did. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -328,7 +331,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(exchange->mhd);
     if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
-    loop_post(server->loop, request); /* from here on the loop owns the request: do not touch it */
+    loop_post(server->loop, request); /* from here on the main thread owns the request: do not touch it */
     return MHD_YES;
 }
 
@@ -340,8 +343,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* the sweep over connections has just cut this connection, because its body came too
-                           * slowly */
+                          /* the body came too slowly, and the sweep over connections has just cut the connection */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
@@ -352,8 +354,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* After INLINE_NOT, INLINE_BEGAN and INLINE_LOST the job goes to the queue. INLINE_BEGAN: the cache transaction
-         * of the job has begun. INLINE_LOST: the device job->part.device is lost. */
+        /* Nothing runs yet, so the job goes to the queue. INLINE_BEGAN: the cache transaction of the job has begun.
+         * INLINE_LOST: the device job->part.device is lost. */
         break;
     }
     return hand_over(request, false);

@@ -8,18 +8,18 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* Reserves what the body needs before its first byte: a slot, memory and a parser. Memory for the inputs, and a
- * third more for the outputs, is leased before its bytes arrive, unless too much memory is leased in this way
- * already (staging.h). A large block only reserves addresses; the system provides pages at the first access. On an
- * error the request fails. */
+/* Reserves what the body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser.
+ * The memory holds the inputs, and a third more for the outputs. If too much memory is leased for bytes that have not
+ * arrived (staging.h), the parser leases memory later, when it reads its first value. Leasing a large block only
+ * reserves addresses; the system provides pages at the first access. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
 /* Takes a piece of the body. Returns how many bytes at its end were not consumed; the next call must pass them
  * again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count);
 
-/* Call this when the body is complete. A small job is then computed in this thread; any other request goes to the loop,
- * or its answer is queued. Returns MHD_NO if the connection must be closed. */
+/* Call this when the body is complete. A small job is then computed in this thread; any other request goes to the main
+ * thread, or its answer is queued. Returns MHD_NO if the connection must be closed. */
 enum MHD_Result body_done(struct request *request);
 
 #endif

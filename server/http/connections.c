@@ -1,11 +1,12 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the loop may cut it, and
- * libmicrohttpd's notification CLOSED removes it. Invariants:
+ * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the main thread may cut
+ * it, and libmicrohttpd's notification CLOSED removes it. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
- * 2. The sweep cuts a connection by a compare-and-swap from the phase that it has judged to CUT. If the HTTP thread
- * changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and stops.
+ * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
+ * If the HTTP thread changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT
+ * and stops.
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
@@ -138,7 +139,8 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* the descriptor number is given out again, so the old socket with this number was closed without a report */
+    /* An older connection still has this descriptor number. The system gives a number out again only when its socket is
+     * closed, so the older socket was closed without a report. */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;
@@ -163,7 +165,8 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* connection_enter() fails if the connection has been cut already */
+    /* false, which means that the connection has been cut already, is ignored here: the HTTP thread will notice it
+     * later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -180,8 +183,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads since_ms, progress_bytes and phase in the reverse order of these stores. With another order, it
-     * might see an old since_ms together with 0 bytes, and the client would look too slow. */
+    /* The sweep reads these three members in the reverse order of the stores. With another order, it might see an old
+     * since_ms together with 0 bytes, and take the client for too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -203,8 +206,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* no limit here: in phase WORK the request's deadline is the limit, in phase CUT the socket is shut down, and in
-     * phase ADDED the connection is not served yet */
+    /* this code has no limit for the other phases: in WORK the request's deadline is the limit, in CUT the socket is
+     * shut down, and in ADDED the connection is not served yet */
     default: return false;
     }
 }
@@ -231,7 +234,7 @@ void connection_cut_with(struct connection *connection, proto_error error, const
     shutdown(connection->fd, SHUT_RDWR);
 }
 
-/* True if anything has changed on this connection since the last sweep. Stores the connection's state for the next
+/* True if anything has changed on this connection since the last sweep. The connection's state is stored for the next
  * sweep. */
 static bool has_moved(struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
 {
@@ -246,9 +249,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection, in a phase in which no answer can follow. The client's FIN
- * (the end of its bytes) may have arrived together with its last bytes, and then epoll reports no event for the FIN.
- * While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+/* True if the client has closed its side of the connection, in a phase in which no answer can follow. epoll may not
+ * report this: if the client's FIN (the end of its bytes) arrives together with its last bytes, there is no event for
+ * the FIN. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -261,9 +264,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if a connection without recent changes delays the end of a drain. An idle connection is closed only when no
- * connection has had a request for a while. Otherwise a load balancer might send a request just when the connection is
- * closed, and would not know whether it may repeat the request. */
+/* True if nothing happens on the connection and it delays the end of a drain (the server finishes requests before it
+ * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
+ * might send a request just when the connection is closed, and would not know whether it may repeat the request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -280,8 +283,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long. A client whose bytes the server has not read yet is not too slow, unless
- * the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long for the present phase. If the server has not read all bytes of the client yet,
+ * the client is not too slow, unless the time limit of the whole body or answer has passed. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -326,8 +329,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* The order in which connections are closed to make room for new ones. A stranger is a connection that has shown no
- * token although the server has tokens. */
+/* Which connections are closed to make room for new ones, in this order; MUST_STAY: never. A stranger is a connection
+ * that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -347,8 +350,8 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     }
 }
 
-/* Fills the list of connections that may be closed. The last in the list is the first to be closed. Call this with the
- * lock held. */
+/* Fills the list `old` of connections that may be closed to make room for others. The last in the list is closed first.
+ * Call this with the lock held. */
 static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
 {
     connections->old_count = 0;
@@ -362,7 +365,7 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* If the list is full, the connection that would be closed last leaves the list. */
+        /* The list is full, so its entry 0 leaves, which would be closed last. */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
@@ -378,8 +381,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection that a search listed as one that may be closed. Returns false if the connection has changed since
- * it was listed. Call this with the lock held. */
+/* Cuts a connection that look_for_old() put on the list of those that may be closed. Returns false if the connection
+ * has changed since then. Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -388,7 +391,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* bytes that were not read yet may be the client's next request, so the connection stays open */
+    /* the bytes that arrived and were not read yet may be the client's next request, so the connection stays open */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -1,12 +1,12 @@
 /* connections.h: the open connections, and how long each may stay in each phase.
  *
  * libmicrohttpd's time-out is about inactivity: it never cuts a client that sends or reads one byte now and then. Every
- * connection therefore records its phase and when that phase began, and a sweep in the loop cuts connections that are
- * too slow.
+ * connection therefore records its phase and when that phase began, and a sweep on the main thread cuts connections
+ * that are too slow.
  *
  * The sweep also finds clients that left in the middle of a request. When recv() returns less than it has room for,
- * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN arrived together
- * with its last bytes, no further event comes. */
+ * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN (the end of its
+ * bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice it. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -56,28 +56,28 @@ struct connection {
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were received or sent since the present phase began */
     _Atomic uint64_t progress_bytes;
-    /* Content type of an answer that refuses a request on this connection, a constant; NULL: no request line has
-     * arrived. */
+    /* Content type of an answer that would refuse a request on this connection now, a constant; NULL: no request line
+     * has arrived. */
     _Atomic(const char *) error_media;
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* The counter of the connections of this connection's HTTP thread, and the counter of its web server. Each
-         * counter includes this connection from connections_add() to connections_remove(). A pointer may be NULL. */
+        /* Two counters that include this connection from connections_add() to connections_remove(): that of its HTTP
+         * thread, and that of its web server. A pointer may be NULL. */
         *tallies[2];
-    /* On a server without tokens: a reference to the connection's share of device time. NULL: no request on this
-     * connection has computed yet. */
+    /* On a server without tokens: the flow to which the device time of this connection's requests is charged, a
+     * reference. NULL: no request on this connection has computed yet. */
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
     /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
-    /* Counter of connections that were cut to make room for others and are not removed yet. NULL: this connection was
-     * not cut for that reason. */
+    /* A counter of connections that were cut to make room for others and are not removed yet, if this connection is one
+     * of them. NULL: it is not. */
     _Atomic int *leaving;
 
-    /* What the last sweep over all connections saw: the connection's state, since when the state has not changed,
-     * and whether the socket was checked since then. */
+    /* What the last sweep over all connections saw: the connection's state, since when it has not changed, and whether
+     * the socket was checked since then. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -90,13 +90,13 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND. For each KiB that was moved, 1 ms is added, so a transfer at 1 MiB/s
-         * or more is never too long. */
+        /* Longest time in phase BODY or SEND, to which 1 ms is added for each KiB that was received or sent. So a
+         * transfer at 1 MiB/s or more never takes too long. */
         transfer_ms;
 };
 
-/* The largest number of connections that one search for connections to close lists. A search takes 0.1 ms, and new
- * connections come in bursts, so one list serves for many new connections. */
+/* The largest number of connections that one search for connections to close lists. A search takes 0.1 ms, but new
+ * connections come in bursts, so one list serves for many of them. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -105,7 +105,8 @@ struct connections {
     struct connection **by_fd; /* [capacity] connections, indexed by the descriptor of their socket */
     int capacity;
     struct connection_totals totals;
-    /* While the server drains: time when a request last began; 0: no request has begun since the drain began. */
+    /* While the server drains (finishes requests before it stops): time when a request last began; 0: none has begun
+     * since the drain began. */
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
@@ -118,16 +119,16 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* time of the last search for connections that may be closed, if the search found none; 0: the search found some */
+    /* time of the last search for connections that may be closed, if that search found none; 0: it found some */
     int64_t looked_ms;
 };
 
 void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
-/* Adds an accepted socket before the web server gets it. Call this on the thread that accepts. Until the socket is
- * removed it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory: the caller must close
- * the socket. */
+/* Adds an accepted socket to the table before the web server gets it. Call this on the thread that accepts. Until the
+ * socket is removed, it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory: the caller
+ * must close the socket. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* Call this when the web server starts to serve a socket. Returns the socket's connection. */
@@ -140,8 +141,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * socket's connection. If a new socket gets the same descriptor number earlier, connections_add() removes it. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's
- * thread. */
+/* Counts the memory of one more request (more = 1) when it begins, or of one less (more = -1) when it ends. Call this
+ * on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been
@@ -159,12 +160,12 @@ struct connection_drain_limits {
     int64_t silent_ms;
     /* in phases HEAD, BODY and SEND: the longest time in which the connection may move no byte */
     int64_t stalled_ms;
-    int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
+    int64_t quiet_since_ms; /* time at which a client last sent something, on any connection */
 };
 
-/* Cuts connections that are too slow. With `drain_limits` (may be NULL), also cuts connections that delay the end of
- * draining. A plain (not TLS) client that was sending is answered 408 first. Returns the number of connections that
- * were cut. */
+/* Cuts connections that are too slow. `drain_limits` (may be NULL): the server finishes its requests before it stops,
+ * and connections that delay this are cut too. A plain (not TLS) client that was sending is answered 408 first. Returns
+ * the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,

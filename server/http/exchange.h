@@ -1,6 +1,6 @@
-/* exchange.h: one exchange of HTTP, which is how a request arrived and how its answer is sent. The struct request
- * inside it says what must be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the
- * request. */
+/* exchange.h: one exchange of HTTP. It has what HTTP needs about a request: how it arrived and how its answer is sent.
+ * The struct request inside it says what must be computed. An exchange belongs to its HTTP thread; the main thread and
+ * the devices see only the request. */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 
@@ -14,9 +14,9 @@ struct connection;
 struct http_server;
 struct route_body;
 
-/* The step of a request that its HTTP thread has reached. The thread must remember the step, because libmicrohttpd
- * calls one function with similar arguments for every event. The call after a resume, for example, looks the same as
- * the call at the end of the body. */
+/* The step of a request that its HTTP thread has reached. The thread must remember it, because libmicrohttpd calls one
+ * function with similar arguments for every event: its call after a suspended connection is resumed looks the same as
+ * its call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,   /* the headers have arrived, but are not checked yet */
     STEP_DECODE, /* the bytes of the body go to the parser */
@@ -31,18 +31,21 @@ struct exchange {
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;
-    unsigned methods; /* the methods that the path has: bits of enum route_method */
+    unsigned methods; /* the methods that the table of routes has for the path: bits of enum route_method */
     /* the trace id and the span id in the header traceparent; empty: the request has no such header */
     char trace_id[33], span_id[17];
-    char peer[PEER_BYTES];     /* the client's address, as trusted proxies report it */
-    const char *method, *path; /* in libmicrohttpd's memory, valid until the request is completed */
+    char peer[PEER_BYTES]; /* the client's address, as trusted proxies report it */
+    /* method and path of the request, in libmicrohttpd's memory, valid until the request is completed */
+    const char *method, *path;
     enum exchange_step step;
-    const struct route_body *body; /* the format of the body; NULL: the body is dropped */
-    int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
-    enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
-    struct unpacker *unpacker;     /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
-    uint64_t received_bytes;       /* number of bytes of the body that have arrived, before unpacking */
-    /* bytes of staging memory that the announced length of the body needs; 0: no length was announced */
+    const struct route_body *body; /* the row of the route for the format of the body; NULL: the body is dropped */
+    /* value of the header Inference-Header-Content-Length (how many bytes of the body are JSON); -1: not given */
+    int64_t json_bytes;
+    enum unpack_coding coding; /* the Content-Encoding (compression) of the body */
+    struct unpacker *unpacker; /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
+    uint64_t received_bytes;   /* number of bytes of the body that have arrived, before unpacking */
+    /* bytes of staging memory (memory for tensors) that a body of the announced length needs; 0: no length was
+     * announced */
     size_t expected_bytes;
     bool bad_line;  /* true: the request line is malformed */
     bool has_query; /* true: the request's target contains '?' */

@@ -19,7 +19,7 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* for each socket, indexed by descriptor: whether its port is PLAIN or TLS, with the bit BEGINS until the first bytes
+/* for each socket, indexed by descriptor: PLAIN or TLS, as its port is, with the bit BEGINS until its first bytes
  * arrive */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
@@ -77,7 +77,8 @@ void first_bytes_tell_in_tls(void)
     if (last_fd >= 0 && atomic_load(&state_of[last_fd]) == TLS) tell(FIRST_BYTES_HTTP2, last_fd);
 }
 
-/* Replaces libc's recv() in the whole process, including its libraries. */
+/* Replaces libc's recv() in the whole process, including its libraries. It also looks at the first bytes of each
+ * connection. */
 ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
 {
     const ssize_t count = recvfrom(fd, bytes, capacity, flags, NULL, NULL);

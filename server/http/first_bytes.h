@@ -25,19 +25,21 @@ enum first_bytes {
  * Returns NOTHING if the bytes belong to the port's protocol or to an unknown one. */
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
 
-/* Call this when a connection begins on this socket. recv() will look at the next bytes that arrive on it. */
+/* Call this when a connection begins on this socket. recv() of first_bytes.c will then look at the first bytes that
+ * arrive. */
 void first_bytes_expect(int fd, bool tls);
 
 /* Call this when the web server has refused a request for its version of HTTP. If this thread received the request on a
  * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
 void first_bytes_tell_in_tls(void);
 
-/* State that limits a log line to one a minute. */
+/* State for limiting the log lines about one kind of event to one a minute. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;
 };
-/* True if the line must be written now, for *count events. The result depends on the arguments only, for tests. */
+/* Counts an event. True if a log line about it must be written now; *count is then the number of events since the last
+ * line. The result depends on the arguments only, for tests. */
 bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t *count);
 
 #endif

@@ -1,5 +1,5 @@
-/* frontend.c: the functions of the frontend (web servers, listeners, connections, tokens) that the loop calls, and the
- * time limits of connections. */
+/* frontend.c: the functions by which the main thread uses the frontend (web servers, listeners, connections, tokens),
+ * and the time limits of connections. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>
@@ -19,7 +19,8 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Closes retired listeners as soon as no client can be in the middle of a handshake with them. */
+/* Closes each retired listener (one that takes no new clients) as soon as no client can be in the middle of a handshake
+ * with it. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -70,8 +71,8 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Deletes regions, caches and contexts of removed tokens: no client has these tokens, so no client could use,
-         * unregister or delete them. */
+        /* Regions (shared memory), caches and contexts (saved forwards) of removed tokens are deleted, because no
+         * client could use or delete them any more. */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

@@ -1,5 +1,6 @@
-/* frontend.h: the part of the server that holds connections, as one object that the loop can drain. It consists of the
- * web servers, the listening sockets, the table of connections and the tokens. */
+/* frontend.h: the part of the server that holds connections, as one object. The main thread can drain it: finish its
+ * requests before the server stops. It consists of the web servers, the listening sockets, the table of connections and
+ * the tokens. */
 #ifndef FRONTEND_H
 #define FRONTEND_H
 
@@ -11,27 +12,29 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    /* metrics_http is the web server of --metrics-listen; without that option it is not used */
+    /* metrics_http is the web server for --metrics-listen; it is not used without that option */
     struct http_server main_http, metrics_http;
     struct listener *listeners; /* the open listening sockets, those of --listen first; main.c owns them */
     int listener_count;
     struct loop_watch *lingering_close_watch;
     unsigned sweeps;
-    int retiring; /* while the server drains: number of listeners through which clients may still connect */
+    /* while the server drains (finishes requests before it stops): number of listeners through which clients may still
+     * connect */
+    int retiring;
 };
 
 /* Uses the listeners, which must be open, until frontend_close(). */
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
 /* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
-/* Starts to accept connections in the loop. */
+/* Starts to accept connections on the main thread. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
-/* Returns the functions of the frontend that the loop may call. */
+/* Returns the functions of the frontend that the main thread may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
 /* Stops accepting connections, and cuts all open connections, none of which may be suspended. Call this also after a
  * failed start. */
 void frontend_close(struct frontend *frontend);
-/* frees the frontend; call it after frontend_close() and the end of the loop */
+/* frees the frontend; call it after frontend_close() and the end of the event loop */
 void frontend_clear(struct frontend *frontend);
 
 #endif

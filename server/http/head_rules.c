@@ -1,6 +1,6 @@
-/* head_rules.c: one function for each rule about the head of a request, in the order in which clients expect them:
- * path, method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the request is
- * cut to QUOTED_BYTES. */
+/* head_rules.c: one function for each rule about the head of a request. They are checked in the order in which clients
+ * expect them: path, method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the
+ * request is cut to QUOTED_BYTES. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 
@@ -172,7 +172,8 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    /* X-Request-Timeout-Ms has the limits of timeout_ms, a member of the body */
+    /* X-Request-Timeout-Ms may have the same values as timeout_ms, a member of the body, so the range comes from the
+     * row of timeout_ms */
     while (strcmp(rule->name, "timeout_ms") != 0) rule++;
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;
@@ -182,7 +183,8 @@ static void check_timeout(struct request *request, const struct http_head *f)
                      quoted(value), value, (long long)rule->minimum);
 }
 
-/* Stores the name of the first argument in the URL's query, and ends the iteration. */
+/* libmicrohttpd calls this for the first argument in the URL's query. Stores the argument's name, and ends the
+ * iteration. */
 static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     (void)kind;

@@ -41,7 +41,8 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* Copies the value of header i into `room`, which is as large as the largest head, so all values of a head fit. */
+/* Copies the value of header i, without the white space behind it, into `room`. That is as large as the largest head,
+ * so all values of a head fit. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
     if (length >= sizeof f->room - f->used) {
@@ -53,7 +54,8 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Appends the value of one more line to header i, whose values form a list. */
+/* Header i may come in several lines, whose values form a list. Appends the value of one more line to that of the lines
+ * before. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)
@@ -184,7 +186,8 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        /* a length with more digits than a number can hold is over any limit */
+        /* the length has more digits than a number can hold, so it counts as the largest number, which is over any
+         * limit */
         else if (text_read_number(length, &value) == NULL) value = UINT64_MAX;
         if (f->fault[0]) return false;
         f->has_length = true;
@@ -193,7 +196,7 @@ bool http_head_end(struct http_head *f)
     return true;
 }
 
-/* Returns the length of the text without a port such as ":443" at its end. */
+/* Returns the length of the text without `port`, such as ":443", if the text ends with it. */
 static size_t without_port(const char *text, const char *port)
 {
     const size_t length = strlen(text), tail = strlen(port);

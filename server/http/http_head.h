@@ -62,7 +62,7 @@ struct http_head {
     char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
     char list[HTTP_HEAD_LIST_BYTES];  /* values of headers with the rule LIST that came in several lines, joined */
-    char room[HTTP_CONNECTION_BYTES]; /* copies of values that white space follows in the request */
+    char room[HTTP_CONNECTION_BYTES]; /* copies of those values that have white space behind them in the request */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
@@ -93,14 +93,14 @@ static inline bool http_head_has_body(const struct http_head *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* True if this Origin (RFC 6454) names the same server as Host. Host and port must be equal, but the default port of
- * the origin's scheme may be left out. The Origin "null" is equal to no Host. */
+/* True if this Origin (RFC 6454) names the same server as the header Host. Host and port must be equal, but the default
+ * port of the origin's scheme may be left out. The Origin "null" is equal to no Host. */
 bool http_head_same_origin(const char *origin, const char *host);
 
 /* True if the text is an id of the form [A-Za-z0-9._-]{1,128}. */
 bool http_head_is_request_id(const char *text);
-/* Copies both ids of a traceparent, 00-<32 hex>-<16 hex>-<2 hex>, each with a NUL. Returns false if it is malformed or
- * an id is all zeros. */
+/* Copies the trace id and the span id of a header traceparent, 00-<32 hex>-<16 hex>-<2 hex>, each with a NUL. Returns
+ * false if the header is malformed or an id is all zeros. */
 bool http_head_traceparent(const char *text, char trace_id[33], char span_id[17]);
 
 #endif

@@ -14,10 +14,10 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* after this number of periods with uneven load, threads are unpinned; a single uneven period may only mean that
-     * a client's thread has changed its core */
+    /* after this number of periods in a row with uneven load, threads are unpinned; a single one may only mean that a
+     * client's thread has changed its core */
     UNEVEN_LOOKS = 3,
-    /* after the load was uneven across cores, HTTP threads may run on any core for this time in milliseconds */
+    /* how many milliseconds HTTP threads may run on any core after the load was uneven across cores */
     FREE_MS = 2000,
     /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
      * busy thread */
@@ -32,8 +32,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. Several processes under
-     * quotas share all cores of the machine, and must not all pin themselves to the first cores. */
+    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. Otherwise several processes
+     * with quotas may share the machine, and all would pin themselves to the first cores. */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {
@@ -57,8 +57,8 @@ void http_threads_clear(struct http_threads *threads)
     *threads = (struct http_threads){ 0 };
 }
 
-/* Returns the index of the core where the last packet of the socket arrived, or -1 if no thread belongs to that
- * core. */
+/* Returns the index (in threads.cpu) of the core where the last packet of the socket arrived, or -1 if no thread
+ * belongs to that core. */
 static int core_of(const struct http_threads *threads, int fd)
 {
     int cpu = -1;
@@ -113,8 +113,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Pins a thread to its core or unpins it. The thread stays where it is if the system refuses, or if another program has
- * moved the thread. */
+/* Pins a thread to its core (it may run nowhere else) or unpins it. If the system refuses, or another program has moved
+ * the thread, nothing changes. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -162,20 +162,20 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* the pinning is repeated in each period, because a thread has no thread id, and cannot be pinned, before its
-         * first request */
+        /* pins again in each period, because a thread cannot be pinned before its first request: it has no thread id
+         * until then */
         hold(threads, true);
 }
 
 /* ---- How an HTTP thread waits for events ------------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    /* number of requests that this HTTP thread has given to the loop and not got back yet */
+    /* number of requests that this HTTP thread has given to the main thread and not got back yet */
     int count;
-    /* number of requests that all HTTP threads have given to the loop and not got back yet */
+    /* number of requests that all HTTP threads have given to the main thread and not got back yet */
     const _Atomic int *all;
-    /* Until this time the thread keeps its core awake, because the last request that it gave to the loop may end
-     * soon. */
+    /* Until this time the thread keeps its core awake by polling, because the last request that it gave to the main
+     * thread may end soon. */
     int64_t until_ns;
     int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */
 } awaited;

@@ -1,5 +1,5 @@
-/* lingering_close.c: keeps sockets open for a short time after their connections have ended; see lingering_close.h. The
- * table holds a duplicate descriptor of each socket. A socket is in the table exactly as long as this duplicate is
+/* lingering_close.c: keeps sockets open for a short time after their connections have ended; see lingering_close.h. A
+ * table has a duplicate descriptor of each socket. A socket is in the table exactly as long as this duplicate is
  * open. */
 #include "server/http/lingering_close.h"
 
@@ -35,8 +35,9 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops received bytes, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts them from *left_bytes. For TCP the
- * system drops them without copying. Returns false if the client has closed its side or the connection is broken. */
+/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts them from
+ * *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its side or the
+ * connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -77,17 +78,17 @@ void lingering_close_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* Makes close() reset the connection. After shutdown() for reading, the system never enlarges the receive window again.
- * A client that waits for room to send the rest of its body would therefore wait for ever, although it has its answer
- * already. */
+/* Makes close() reset the connection. This is needed for a socket that was shut down for reading: the system never
+ * enlarges its receive window again. A client that waits for room to send the rest of its body would therefore wait for
+ * ever, although it has its answer already. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client sent and returns whether the socket may be closed. recv() on a socket that was cut always
- * returns the end of the data. For a cut socket, only the delivery of its answer counts. */
+/* Drops what the client has sent. Returns whether the socket may be closed. If the socket was cut (shut down for
+ * reading), recv() always returns the end of the data, so only the delivery of the answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -120,9 +121,9 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, and returns whether the socket may be closed. `of` is the number of sockets with
- * received bytes. The smaller this number is, the more bytes are dropped of each socket, so that a fast sender is
- * soon done. Call this with the lock held. */
+/* Drops received bytes of socket i, and returns whether the socket may be closed. `of`: number of sockets that have
+ * received bytes. The fewer they are, the more bytes are dropped of each, so that a fast sender is soon done. Call this
+ * with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

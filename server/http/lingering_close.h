@@ -11,8 +11,8 @@
  *
  * Many clients send all of a request before they read anything. If a request was refused before all of it had arrived
  * (LINGER_DROP), the delivery of its answer does not end the wait. Arriving bytes are dropped until the client closes
- * its side, --discard-ms have passed, or --discard-bytes have arrived. The loop drops bytes as fast as they arrive. No
- * thread waits for them, and they do not count as a connection. */
+ * its side, --discard-ms have passed, or --discard-bytes have arrived. The main thread drops bytes as fast as they
+ * arrive. No thread waits for them, and they do not count as a connection. */
 #ifndef LINGERING_CLOSE_H
 #define LINGERING_CLOSE_H
 
@@ -33,11 +33,12 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that are still open for reading; it is readable when one of these sockets is;
-     * -1: there is no set */
+    /* epoll set of those kept sockets that are still open for reading. epoll_fd is readable when one of them is. -1:
+     * there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
-    /* descriptors from this number on are reserved for connections, so no socket is kept under such a number */
+    /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for
+     * connections */
     int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;
@@ -50,8 +51,8 @@ struct lingering {
 };
 
 void lingering_close_init(struct lingering *linger);
-/* Sets the limits. Without this call, at most LINGER_MOST sockets are kept, and only bytes that have already arrived
- * are dropped. */
+/* Sets the limits on kept sockets. Without this call, at most LINGER_MOST sockets are kept, and only bytes that have
+ * already arrived are dropped. */
 void lingering_close_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
 /* Closes all sockets that are still in lingering close. */
 void lingering_close_clear(struct lingering *linger);
@@ -60,9 +61,9 @@ void lingering_close_clear(struct lingering *linger);
  * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, keeps the socket open by a
  * duplicate descriptor. */
 void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
-/* Drops bytes that have arrived on the sockets. The loop calls this when epoll_fd is readable. */
+/* Drops bytes that have arrived on the sockets. The main thread calls this when epoll_fd is readable. */
 void lingering_close_drop(struct lingering *linger);
-/* Closes the sockets whose time is over or whose answers are delivered. The loop calls this periodically. */
+/* Closes the sockets whose time is over or whose answers are delivered. The main thread calls this periodically. */
 void lingering_close_sweep(struct lingering *linger, int64_t now_ms);
 
 #endif

@@ -5,8 +5,9 @@
  * written to its socket. At the limit of connections an idle connection is closed to make room, first those that never
  * showed a token (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
- * the backlog would keep waking the loop for connections that it cannot accept.
- * 3. In one turn, the loop accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not wait.
+ * the backlog would keep waking the main thread for connections that it cannot accept.
+ * 3. In one turn, the main thread accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not
+ *    wait.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
  * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
  * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
@@ -39,7 +40,7 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the loop's thread uses
+/* A spare descriptor, for the time when no other descriptor is free (invariant 2 above). Only the main thread uses
  * it. */
 static int spare_fd = -1;
 
@@ -180,7 +181,8 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        /* a browser cannot connect to the wildcard address `any`, so the URL has the loopback address `here` instead */
+        /* hosts of listening addresses: a browser cannot connect to the wildcard address `any`, so the URL has the
+         * loopback address `here` instead */
         const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
@@ -234,8 +236,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. At the limit, the connection that has been idle for longest is closed
- * to make room. */
+/* True if there is room for one more connection. If their number is at its limit, the connection that has been idle for
+ * longest is closed to make room. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -248,7 +250,7 @@ static bool has_room(struct http_server *http)
     return true;
 }
 
-/* Accepts connections of a listener, at most `limit`. */
+/* Accepts clients that connect to a listener, at most `limit` of them. */
 static void accept_some(struct listener *listener, int limit)
 {
     struct http_server *http = listener->http;
@@ -324,7 +326,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* A supervisor that opened the socket calls listener_hide() itself, because it may pass the socket to another
+    /* If a supervisor opened the socket, it calls listener_hide() itself, because it may pass the socket to another
      * server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
@@ -345,9 +347,9 @@ void listener_stop(struct listener *listener)
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* The listener is closed before the drain ends. Otherwise it would accept clients while the server drains, and
-     * reset them at the end. A load balancer whose connection is refused goes to the next server at once. A
-     * supervisor keeps its own descriptor of the socket. */
+    /* The server drains (finishes its requests before it stops), and the listener is closed before the drain ends.
+     * Otherwise it would accept clients meanwhile, and reset them at the end. A load balancer whose connection is
+     * refused goes to the next server at once. A supervisor keeps its own descriptor of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -21,7 +21,7 @@ struct listener {
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
-    struct loop_watch *watch; /* the loop's watch of the socket; NULL: no connections are accepted */
+    struct loop_watch *watch; /* the main thread's watch of the socket; NULL: no connections are accepted */
     bool adopted;             /* true: another process (the supervisor) opened the socket, and holds it too */
     /* time at which listener_retire() was called for this listener; 0: it was not called */
     int64_t retired_ms;
@@ -38,7 +38,7 @@ attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
 /* stops accepting connections; removes the file of a unix socket that attnd made */
 void listener_close(struct listener *listener);
 
-/* Starts to accept connections in the loop, for the web server `http`. */
+/* Starts to accept connections on the main thread, for the web server `http`. */
 attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
                            struct http_server *http, attn_error *err);
 /* True if only clients on this machine can reach the listener. */

@@ -1,4 +1,4 @@
-/* mhd.c: the libmicrohttpd side of a request.
+/* mhd.c: the functions that libmicrohttpd calls at each step of a request.
  *
  *   on_uri         the request line has arrived: makes the request
  *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; keeps no byte of the body before
@@ -6,7 +6,7 @@
  *                                 limited amount per call
  *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
  *                  (body ends)    checks the body; suspends the connection and posts the request to
- *                  the loop; or answers
+ *                  the main thread; or answers
  *                                 a request that was refused or is so small that this thread computed it
  *                  STEP_WAIT      the connection was resumed: answers
  *   on_completed   the client has the answer, or has left: writes the log line and metrics, frees everything */
@@ -128,8 +128,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the suspension of a request's connection: the loop has resumed it, or the connection broke after it was
- * resumed. */
+/* Ends the wait of a request whose connection was suspended: the main thread has resumed it, or the connection broke
+ * after that. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -195,7 +195,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* the path, now without percent-escapes, may belong to another route */
+                     /* percent-escapes in the path are resolved now, so the path may belong to another route, whose
+                      * refusals have another content type */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
@@ -205,8 +206,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            /* Bytes are left, so the connection is suspended. Without a suspension it would hang (quirk 5 of
-             * mhd_quirks.h). */
+            /* Some bytes of the body are left for the next call, so the connection is suspended and resumed at once.
+             * Without the suspension it would hang (quirk 5 of mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
@@ -246,7 +247,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* connection_enter() fails if the connection was cut, but then the connection ends anyway */
+    /* false, which means that the connection was cut, is ignored: the connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 
@@ -276,9 +277,9 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd closes a connection without on_completed() in two cases: 1.0.1 when a chunk's head is longer
-         * than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is already
-         * free. */
+        /* libmicrohttpd closes a connection without calling on_completed() in two cases: 1.0.1 when a chunk's head is
+         * longer than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is free by
+         * then, so method and path must not be read. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;
@@ -446,6 +447,6 @@ void mhd_resume(struct request *request)
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(
-        /* From here on the HTTP thread owns the request, and the loop may not read or write it any more. */
+        /* From here on the HTTP thread owns the request, and the main thread may not read or write it any more. */
         mhd);
 }

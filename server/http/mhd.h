@@ -1,5 +1,5 @@
-/* mhd.h: the libmicrohttpd side of the server. Connections arrive here, requests go to the loop and return as
- * answers. */
+/* mhd.h: the part of the server that uses libmicrohttpd. Connections arrive here, requests go to the main thread and
+ * return as answers. */
 #ifndef MHD_H
 #define MHD_H
 
@@ -9,7 +9,7 @@
 #include "server/work/server.h"
 #include "server/http/http_threads.h"
 
-/* A web server for sockets that the listeners accept. The server has one for the main addresses, and one for
+/* A web server, which gets its sockets from listeners. attnd has one for the main addresses, and one for
  * --metrics-listen. */
 struct http_server {
     struct server *server;
@@ -18,7 +18,7 @@ struct http_server {
     bool plain;    /* true: the port does not use TLS */
     int most;      /* the largest number of connections that may be open at a time */
     _Atomic int open;
-    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
+    _Atomic int leaving; /* number of connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */
 };
 
@@ -31,12 +31,12 @@ void mhd_close(struct http_server *http);
  * still owns `fd` in that case. The caller must ensure that at most http->most connections are open. */
 bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length);
 
-/* Pins the HTTP threads to their cores or unpins them (http_threads.h). The loop calls this periodically. */
+/* Pins the HTTP threads to their cores or unpins them (http_threads.h). The main thread calls this periodically. */
 void mhd_balance(struct http_server *http, int64_t now_ms);
 void mhd_unpin(struct http_server *http); /* unpins the HTTP threads from their cores until the process ends */
 
-/* Resumes the connection of a request. Only the loop may call this, while it owns the request. From this call on the
- * HTTP thread owns the request. */
+/* Resumes the connection of a request. Only the main thread may call this, while it owns the request. From this call on
+ * the HTTP thread owns the request. */
 void mhd_resume(struct request *request);
 
 #endif

@@ -43,8 +43,8 @@ void mhd_quirks_expectation(struct request *request, const struct http_head *hea
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 
-/* Replaces libc's epoll_wait() in the whole process, including its libraries. After a call that returned as many events
- * as were requested, the next call for the same epoll set does not sleep. */
+/* Replaces libc's epoll_wait() in the whole process, including its libraries. If a call returned as many events as were
+ * requested, the next call for the same epoll set does not sleep (quirk 6). */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
     /* the epoll set that filled the whole buffer in this thread's last call of epoll_wait() */

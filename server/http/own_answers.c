@@ -28,8 +28,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd refuses requests, and the errors that attnd sends instead. 505 is sent
- * unchanged. */
+/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
+ * answer 505 is sent unchanged. */
 enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
 static const struct {
     int status;
@@ -41,13 +41,13 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd would answer 413 here, but its answer 413 does not fit into the connection's memory either, so
+    /* The status here would be 413, but libmicrohttpd's answer 413 does not fit into the connection's memory either, so
      * libmicrohttpd answers 500. */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
-/* Returns the status of the answer whose head begins with these bytes. Returns 0 if they begin no answer, or if this
+/* Returns the status of the HTTP answer that begins with these bytes. Returns 0 if they begin no answer, or if this
  * thread serves no connections. */
 static int status_of(const char *head, size_t bytes)
 {
@@ -75,7 +75,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if it finds none. */
+/* Looks for a mistake in that part of a request's head that libmicrohttpd has read. Returns false if it finds none. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -109,9 +109,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* Writes into `refusal` the answer that is sent in place of libmicrohttpd's answer that begins with these bytes.
- * Returns its length. Returns 0 if libmicrohttpd's bytes are sent unchanged, because attnd made them or their status is
- * in no row of refusals[]. */
+/* If the bytes begin an answer that libmicrohttpd made, writes into `refusal` the answer that is sent in its place, and
+ * returns its length. Returns 0 if the bytes are sent unchanged, because attnd made the answer or its status is in no
+ * row of refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);

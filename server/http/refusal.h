@@ -1,5 +1,5 @@
-/* refusal.h: an answer that is written directly to a socket, before the web server has the connection, or in the middle
- * of a body, where the web server takes no answer. */
+/* refusal.h: an answer that refuses a client and is written directly to its socket. This is done before libmicrohttpd
+ * has the connection, and in the middle of a body, where libmicrohttpd takes no answer. */
 #ifndef REFUSAL_H
 #define REFUSAL_H
 

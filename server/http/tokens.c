@@ -50,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token an account. If an equal token is further up in the list, or was in the list that was read before,
- * both have one account. Otherwise the token gets a new account. Returns false when out of memory. */
+/* Gives every token an account. A token that is further up in the list, too, or that was in the list `before`, shares
+ * the account that it has there. Any other token gets a new account. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -65,8 +65,8 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
     return true;
 }
 
-/* Sets the share of the server's bounds that each account may use. If there is only one token, it may use all of each
- * bound. */
+/* Sets the percentage of each of the server's bounds (such as staging memory) that an account may use. If there is only
+ * one token, its account may use all of each bound. */
 static void set_shares(struct token_list *list, int share_percent)
 {
     bool several = false;
@@ -259,8 +259,8 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
             tokens->list->tokens[i].text;
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, otherwise 0. Without a branch, the time of the comparison reveals
-         * nothing. A token that is listed twice has one account, so `found` never mixes two accounts. */
+        /* `same` is all ones if no byte differs, otherwise 0. The code has no branch, so its time reveals nothing. A
+         * token that is listed twice has one account, so `found` never mixes two accounts. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

@@ -58,9 +58,10 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs. A block that was
- * used before is faster than a block that grows, because its pages are mapped already. If no such block is free, the
- * parser's block grows instead. Does nothing if the inputs are not larger than the parser's block. */
+/* Leases one block of staging memory (memory for tensors) for all inputs in shared memory, and a third more for
+ * outputs. It is preferably a block that was used before: its pages are mapped already, so it is faster than letting
+ * the parser's block grow. If no such block is free, the parser's block grows. Does nothing if the inputs are not
+ * larger than the parser's block. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -82,8 +83,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Copies inputs from shared memory to staging memory. The server checks the copy, because the client cannot change
- * the copy. Inputs in a GPU's memory stay there. */
+/* Copies inputs from shared memory to staging memory. The server then checks the copy, which the client cannot change.
+ * Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;
@@ -121,7 +122,8 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* Sets the item's cache to the one that the path of an append names. False: the name is too long for a cache's id. */
+/* Sets the item's cache to the one that the path of an append request names. False: the name is too long for a cache's
+ * id. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];
@@ -158,7 +160,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job owns the block of staging memory now */
+    request->block = NULL; /* from now on the job owns the block with the request's tensors */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL; /* the job now owns the list of the request's tensors in shared memory */
@@ -172,9 +174,9 @@ static attn_status make_job(struct request *request, struct check_result *result
     return status;
 }
 
-/* Refuses a request at once if its work exceeds --max-seconds or cannot be done in time. --max-seconds is compared with
- * the expected time of the work. The deadline is compared with the least time that the work can take, so a request that
- * might still be done in time is not refused. */
+/* Refuses a request at once if its work exceeds --max-seconds, or cannot be done before its deadline. --max-seconds is
+ * compared with the expected time of the work. The deadline is compared with the least time that the work can take, so
+ * that no request is refused that might still be done in time. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;
@@ -182,7 +184,8 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* If a device has too little time to check all rows, the CPU checks some of the rows. */
+    /* Computing the exact results of all rows would take a device more than half of the time that is left. So the judge
+     * on the CPU computes those of some rows instead. */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

@@ -1,16 +1,17 @@
-/* check.h: makes a job that can run from a complete body, or refuses the body.
+/* check.h: checks a complete request body, and makes from it a job that can run, or refuses it.
  *
  * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. So
- * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the loop (state
- * CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
+ * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the main thread
+ * (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
  * handled in pieces, which alternate with the pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
 #include "server/work/request.h"
 
-/* The result of a check. While another thread checks a request, the loop may refuse that request. So the check changes
- * only the request's parser, memory (also shared memory) and job, and writes everything else to this struct. */
+/* The result of checking a body. While another thread checks a request, the main thread may refuse that request. So the
+ * checking thread changes only the request's parser, memory (also shared memory) and job, and writes everything else to
+ * this struct. */
 struct check_result {
     bool failed; /* true: `error` and `why` say what is wrong */
     proto_error error;
@@ -19,8 +20,8 @@ struct check_result {
     int64_t took_ns;
 };
 
-/* Finds and holds the shared memory that the body refers to. The HTTP thread calls this before the other functions of
- * this header. False: the request has failed. */
+/* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
+ * before the other functions of this header. False: the request has failed. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);
@@ -30,11 +31,13 @@ void check_body(struct request *request, struct check_result *result);
 /* Does a piece of the work of check_body(), until the time until_ns. True: all of the work is done. Before the first
  * call, *result must be all zeros. */
 bool check_piece(struct request *request, struct check_result *result, int64_t until_ns);
-/* Copies the deadline and, if the check failed, the failure to the request. Only the request's owner may call this. */
+/* Copies to the request what the check found: the deadline and, if the check failed, the error. Only the request's
+ * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the earlier of two deadlines. The server's time limit begins at the last byte of the body, and the
- * client's time limit at the first byte. `call` may be NULL while the time limit in the body is unknown. */
+/* Returns the earlier of two deadlines: that of the server's time limit, which begins at the last byte of the body, and
+ * that of the client's time limit, which begins at the first byte. `call` may be NULL while the time limit in the body
+ * is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif

@@ -1,4 +1,4 @@
-/* prepare.c: makes a job that a device can run from a decoded body.
+/* prepare.c: makes from a decoded request body a job that a device can run.
  *
  * The tensors lie in one block, which was leased when the headers arrived. A second block is leased only if the outputs
  * are larger than expected:
@@ -7,9 +7,9 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs for a client's registered range of a GPU's memory lie there instead. Every tensor here starts on a 64-byte
- * boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies each piece at
- * once. */
+ * If a client wants outputs in its registered range of a GPU's memory, they lie there instead. Every tensor here starts
+ * on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies
+ * each piece at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -29,8 +29,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the item's output tensor with this number, or NULL if no memory is needed for it. A problem whose forward is
- * saved (`save`) needs memory for more outputs than its answer has. */
+/* Returns the output tensor of the item (one problem of the body) with this number, or NULL if it needs no memory. If
+ * the item's forward is saved (`save`), more outputs need memory than the answer contains. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -39,7 +39,7 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an earlier item of the request uses the same context (saved forward) as this item. */
+/* True if an earlier item (problem) of the same body uses the same context (saved forward) as this item. */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -48,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context): it gets all tensors but dout, dlse and the wanted gradients from
- * the forward. */
+/* Completes the backward of a saved forward (context): except dout, dlse and the wanted gradients, its tensors are
+ * those of the forward. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -75,7 +75,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    /* the saved tensors were checked when they arrived, so an error is in the tensors of this backward */
+    /* the saved tensors were checked when they arrived, so the error is in the tensors of this backward */
     if (status != ATTN_OK) {
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
@@ -107,8 +107,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward no kernel could compute. The function examines only the tensors of
- * decide[], because reading the values of masks a second time would take long. */
+/* Refuses `save` for a forward whose backward no kernel could compute. Only the tensors in decide[] are examined,
+ * because reading the values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -168,13 +168,14 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns, as bits, the outputs that lie in a client's memory and therefore need no staging memory. */
+/* Returns, as bits, the outputs that lie in a client's registered memory and therefore need no memory of the server. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's outputs, each rounded up to the alignment. Outputs in `elsewhere` do not count. */
+/* Adds the bytes of an item's (problem's) outputs to *bytes, each rounded up to the alignment. Outputs in `elsewhere`
+ * (in a client's memory) do not count. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -192,7 +193,7 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item the answer contains as text. */
+/* Returns how many numbers of the item's (problem's) outputs the answer will contain as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -251,10 +252,9 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory that a job needs for its kernels and its truth (outputs in float64), without
- * the job's outputs. The truth of a check is one of the outputs. `workspace`: bytes of scratch memory that the
- * kernels need; computing the truth reuses this memory. Items are verified one after the other, so the largest truth
- * counts. */
+/* Returns the bytes of device memory that a job needs for its kernels and for its exact outputs (truths, in float64),
+ * without the outputs themselves. In a check the truth is an output. `workspace`: bytes of scratch memory that the
+ * kernels need; computing the truth reuses it. Items are verified one after the other, so the largest truth counts. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -266,8 +266,8 @@ static size_t truth_memory(const struct job *job, size_t workspace)
     return workspace + out;
 }
 
-/* Refuses a job that needs more memory than any device has. On a device with its own memory (memory.c) the job needs
- * copies of its inputs, of its outputs and of the saved forwards that it uses. On every device it needs scratch
+/* Refuses a job that needs more memory than the largest device has. On a device with its own memory (memory.c) the job
+ * needs copies of its inputs, of its outputs and of the saved forwards that it uses. On every device it needs scratch
  * memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
@@ -307,7 +307,8 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds the time in which a device computes the truth (outputs in float64) of an item. */
+/* Adds to the job's cost the time that a device takes to compute the exact outputs (truth, in float64) of an item
+ * (problem). */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -316,9 +317,9 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides who computes the truth (results in float64) of a check, and adds the check's cost. Returns the bytes among
- * the outputs that a device's truth takes. A check adapts to the time that it has, but needs at least the truth of
- * some rows. */
+/* Decides whether a device computes the exact results (truth, in float64) of a check, and adds the check's cost to the
+ * job. Returns the bytes among the outputs that they take; 0: no device computes them. A check adapts to the time that
+ * it has, but needs exact results of at least some rows. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -329,7 +330,8 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds the time that it takes to count an item's pairs of a query and a key (attn_counter). */
+/* Adds to the job's cost the time that it takes to count the pairs of a query and a key of an item (problem), see
+ * attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
     const double step_s = 1e-9;
@@ -338,7 +340,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that counting the item's pairs of a query and a key is not too much work. */
+/* Checks that it is not too much work to count the pairs of a query and a key of this item (problem). */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -387,9 +389,9 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes, among the outputs, for numbers that a device finds beside the results: numbers to check the
- * given lse of a backward, or distances of a forward's outputs from their values in float64. No job has numbers of
- * both kinds. */
+/* Returns the bytes, among the outputs, for numbers that a device finds beside the results. They are numbers to check
+ * the lse that the client of a backward gives, or differences of a forward's outputs from their exact values. No job
+ * has both. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -401,7 +403,7 @@ static size_t found_bytes(const struct job *job)
 }
 
 /* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
- * exact results of checks, the CPU computes them later, and *bytes becomes 0. */
+ * exact results of checks, *bytes becomes 0, and the judge on the CPU computes them later. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
@@ -451,8 +453,8 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* ends an old sequence of this name, so that later requests do not continue it */
-                caches_end_sequence(job->caches, job->caller, call->sequence.id);
+            /* ends an old sequence with this name, so that later requests do not continue the old one */
+            if (call->sequence.start) caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
                 return error->status;

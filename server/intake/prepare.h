@@ -1,14 +1,14 @@
-/* prepare.h: makes a job from a decoded body, so that a device can run it. */
+/* prepare.h: completes the job of a decoded request body, so that a device can run it. */
 #ifndef PREPARE_H
 #define PREPARE_H
 
 #include "server/work/job.h"
 
-/* Does all work between decoding and queueing: resolves contexts (saved forwards), places outputs, plans problems,
- * estimates work. If item i fails, its error is in call->items[i].error. An envelope, which holds several requests,
- * answers this error in the item's place. For any other body, prepare_job() returns the error. Errors of the whole
- * job: BUSY (no memory for the outputs), TOO_LARGE (more memory than `largest`, the device with the most memory,
- * will ever have for the job). */
+/* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, gives outputs
+ * their memory, plans the kernels, estimates the work. If item i (a problem of the body) fails, its error is in
+ * call->items[i].error. If the body is an envelope, which holds several problems, this error is answered in the item's
+ * place. For any other body, prepare_job() returns the error. Errors of the whole job: BUSY (no memory for the
+ * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 

@@ -1,5 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows, and limits the work of attn_verifier and
- * attn_check_lse() (kernels/judge/verify.c, kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the CPU's work for this
+ * and for checking an lse (attn_verifier of kernels/judge/verify.c, attn_check_lse() of kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -8,7 +8,8 @@
 
 #include "server/regions/regions.h"
 
-enum { VERIFY_ALIGNMENT = 64 }; /* alignment in bytes of each result of a check's truth */
+/* alignment in bytes of each exact result (in float64) that a device computes for a check */
+enum { VERIFY_ALIGNMENT = 64 };
 
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
 {
@@ -24,7 +25,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* For each head that has a row to verify, the preparation costs as much as verifying one row. */
+    /* Preparing a head for verification costs as much as verifying one row, so the number of heads with rows to verify
+     * is added to the number of rows. */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -45,8 +47,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Asks the devices what computing the truth (outputs in float64) of an item takes. False: the devices compute no truth,
- * or there is nothing to compute. */
+/* Determines what it takes a device to compute the exact outputs (truth, in float64) of an item. False: devices do not
+ * compute them, or there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -89,8 +91,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of a result's truth (float64), rounded up so that another truth behind it is aligned. 0: this truth
- * is not wanted. */
+/* Returns the bytes of the exact values (float64) of one result, rounded up so that others can follow behind them. 0:
+ * these values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
@@ -153,8 +155,8 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
     return true;
 }
 
-/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy.
- * If a client truncated its shared memory, reading the mapping here would end the process by SIGBUS. */
+/* True if only devices can read the tensor, because it is in a GPU's memory, or in shared memory that only a GPU may
+ * copy. (If a client truncated its shared memory, reading it here would end the process by SIGBUS.) */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
@@ -171,8 +173,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* The server itself computed the lse of a context (saved forward), so that lse is not checked. The keys of a
-     * cache transaction are known only when the transaction begins, so its lse cannot be checked here. */
+    /* The server itself computed the lse of a context (saved forward), so it need not be checked. The keys of a cache
+     * transaction are known only when the transaction begins, so its lse cannot be checked here. */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

@@ -17,41 +17,49 @@
 
 struct region {
     enum region_kind kind;
-    int references; /* number of references to the region; the table's lock protects it */
+    int references; /* number of references to the region; the lock of the table of regions protects it */
     struct regions *regions;
-    struct caller *caller; /* the region's owner, to whom it holds a reference */
+    struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
     char name[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* range of the region in its object, in bytes; the offset is 0 in a GPU's memory */
-    struct region *next;   /* next region in the list of regions to close */
+    /* where the region (memory that a client registered) begins in its object, and how long it is, in bytes; the offset
+     * is 0 in a GPU's memory */
+    int64_t offset, bytes;
+    struct region *next; /* next region in the list of regions that the table's thread will close */
 
-    /* The members below are used for regions of kind SYSTEM (objects of /dev/shm). */
+    /* The members below are used for regions of kind SYSTEM: ranges of objects in /dev/shm. */
     char key[PROTO_REGION_BYTES];
-    int fd; /* descriptor of the object; -1: the region has none */
+    int fd; /* descriptor of the object of /dev/shm; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
-    /* pages of the object that a driver holds for devices (pinned); NULL: the region is not pinned. The table's lock
-     * protects the members from `pin` to `after` */
+    /* The pin of the region: pages of the object that a driver holds for devices. NULL: the region is not pinned. The
+     * table's lock protects the members from `pin` to `after`. */
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
-    int writing;          /* number of the server's writes to the region that are running */
-    bool intact;          /* true: no client had modified the object before the running writes began */
-    int64_t pinned_ms;    /* time of the last attempt to pin the region */
-    /* true: the region is in the list `fresh` of regions to pin; the list holds a reference to the region */
+    int writing;          /* number of the server's writes to the region (the client's memory) that are running */
+    /* true: the object had not been modified by a client when the server's running writes began */
+    bool intact;
+    /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
+    int64_t pinned_ms;
+    /* true: the region is in the list `fresh` of regions to pin, which holds a reference to the region */
     bool is_to_pin;
     struct region *after; /* next region in the list `fresh` (regions to pin) */
 
-    /* The members below are used for regions of kind CUDA (a GPU's memory). */
+    /* The members below are used for regions of kind CUDA: memory of a GPU. */
     attn_device *device;
     int number; /* the server's number for `device` */
     int64_t id; /* the client's number for `device` */
     char *memory;
 };
 
-/* The pages of a shared object that a driver holds, so that devices can copy them: see pin(). */
+/* A pin: pages of a shared object that a driver holds, so that devices can copy from and to them. See pin() in
+ * keeper.c. */
 struct pin {
-    int references; /* number of references, under the table's lock: one for the region, and one for each use */
+    /* number of references, protected by the table's lock: one for the region, and one for each tensor of a request
+     * that uses the pin */
+    int references;
     struct regions *regions;
-    /* address of the mapping, which consists of whole pages; address of the region's first byte in it */
+    /* `mapping`: address of whole pages of the object in this process; `memory`: address of the region's first byte in
+     * them */
     char *mapping, *memory;
     size_t bytes;     /* size of the mapping in bytes */
     struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */
@@ -64,7 +72,8 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and caller; only a region with the same hash can be the wanted one */
+        /* hash of a name and an account: in a search, a region is compared only if it has the wanted hash */
+        uint64_t hash;
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -75,16 +84,18 @@ struct regions {
     struct region *gone, *fresh; /* lists of regions: those to close (gone), and those to pin for devices (fresh) */
     struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
-    attn_device *pinner; /* the device for which memory is pinned; NULL: no device copies from regions */
+    /* the device for which regions are pinned (a driver holds their pages); NULL: no device copies from regions */
+    attn_device *pinner;
     int64_t pinned_bytes, pinned_most;
 };
 
 /* ---- Functions of table.c, to be called with the lock held ------------------------------------------------------- */
 
-/* True if both regions are ranges of one object, or of one allocation on a GPU. The lock is not needed. */
+/* True if both regions are ranges of one shared memory object, or of one allocation on a GPU. The lock is not
+ * needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index of a caller's region in the table; -1: the caller has no region of that name. */
+/* Returns the index in the table of the region that this account has registered by this name; -1: there is none. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */
@@ -93,17 +104,19 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if no client has modified the region's object since it was pinned, and the object still contains the whole
- * region. */
+/* True if the region's pinned pages are still those of its object: no client has modified the object since it was
+ * pinned, and the object still contains the whole region. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region on the list of regions to pin, if pinning it is worthwhile. */
+/* Puts the region on the list of regions to pin, unless it is too small or too large for that, is on the list already,
+ * or an attempt was made a short time ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
-/* Call this before and after each of the server's writes to the region. A modification by the client between the two
- * calls is not noticed; the client must leave the object alone then. */
+/* Call this before (`begins`) and after each of the server's writes to the region, so that they do not count as
+ * modifications by the client. A modification by the client between the two calls is not noticed; the client must leave
+ * the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
 /* The main function of the table's own thread (the argument is the table). The thread makes those calls of the

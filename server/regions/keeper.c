@@ -87,10 +87,10 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the object's pages and pins them. If the client truncates the object meanwhile, a system call fails and no
- * SIGBUS is raised. The first write to a page of a mapping changes the object's modification time, so all pages are
- * written before this time is recorded. The pauses before and after make sure that a later modification gets another
- * time. */
+/* Maps the object's pages and pins them. The first write to a page of a mapping changes the object's modification time,
+ * so all pages are written to before this time is recorded. The pauses before and after make sure that any later
+ * modification gets another time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS is
+ * raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -110,8 +110,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Pins a region: a driver then holds its pages. Parts of the file without pages (holes) get pages first. NULL: the
- * region cannot be pinned, so the CPU copies its data. */
+/* Pins a region: a driver then holds its pages, so that devices can copy them. Holes in the file (parts without pages)
+ * get pages first. NULL: the region cannot be pinned, so the CPU will copy its data. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
@@ -130,17 +130,17 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region in the list of regions to pin (lets a driver hold its pages). If the bound on pinned memory is
- * reached, the region's data are copied by the CPU instead. Call this with the lock held; the function releases the
- * lock while it pins. */
+/* Pins the next region in the list `fresh` (regions to pin). If the bound on pinned memory is reached, the region is
+ * not pinned, and the CPU copies its data instead. Call this with the lock held; it is released while the function
+ * pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* the list `fresh` holds one reference to the region; if there are more, the region is still registered or in
-     * use */
+    /* the list `fresh` holds one reference to the region; if it is the only one, the region was unregistered and is not
+     * used, so it is not pinned */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

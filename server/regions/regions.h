@@ -1,5 +1,5 @@
-/* regions.h: memory that clients have registered, so that tensors need not go through the socket (Triton's shared
- * memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
+/* regions.h: regions, which are memory that clients have registered, so that tensors need not go through the socket
+ * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
  * A region belongs to the token that registered it, and is invisible to other tokens. A region holds a descriptor, or
@@ -55,20 +55,21 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes a table of regions. Keys of objects must begin with one of the prefixes (--allow-shm); the caller keeps the
- * prefixes. Aborts when out of memory. */
+/* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
+ * prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets devices copy large tensors from and to regions themselves. Regions are pinned for `device`, which stays open
- * until regions_free(), up to most_bytes for all regions together. Call this before the first registration. */
+/* Lets the GPUs copy large tensors from and to regions themselves. The driver of `device` then holds the pages of
+ * regions (pins them), up to most_bytes for all regions together. The device must stay open until regions_free(). Call
+ * this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* does nothing for NULL; no region may be in use; call it before the devices are closed */
+    /* frees the table; does nothing for NULL; no region may be in use; call it before the devices are closed */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error
- * and describes the failure in `why`, whose `member` is a pointer into the body. */
+/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error and
+ * describes the failure in `why`; why->member is a pointer into the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
@@ -76,21 +77,21 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is
- * NULL. Returns the number of regions that it unregistered. Requests that use these regions continue. */
+/* Unregisters the account's region of this kind and name, or all its regions of this kind if `name` is NULL. Returns
+ * how many regions it has unregistered. Requests that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions (registered memory) of callers that is_known() rejects. */
+/* Unregisters all regions of accounts that is_known() rejects, because their tokens were removed. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region, as regions_visit() passes them to visit(). */
+/* The properties of a region (registered memory), as regions_visit() passes them to visit(). */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
     int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
-/* Calls visit() for each of the caller's regions of a kind or, if `name` is not NULL, for the region with this name.
- * Returns the number of calls. visit() must not call functions of this header. */
+/* Calls visit() for each region (registered memory) of the account of this kind or, if `name` is not NULL, for the one
+ * with this name. Returns the number of calls. visit() must not call functions of this header. */
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
@@ -102,18 +103,21 @@ struct region;
 
 /* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    struct region *region; /* the region, to which the use holds a reference */
+    /* the region (registered memory) in which the tensor lies; this struct holds a reference to it */
+    struct region *region;
     attn_tensor_id id;
     bool output;
-    int index;      /* index of the tensor in the body's inputs or outputs, which an error's pointer names */
-    int64_t offset; /* offset of the tensor in the region's object, in bytes */
-    int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
-    int64_t done;   /* number of bytes copied so far */
-    char *memory;   /* address in staging memory to which an input is copied, or from which an output is copied */
+    int index;      /* index of the tensor among the inputs or outputs of the body, for the pointer in an error */
+    int64_t offset; /* offset of the tensor in the shared memory object, in bytes */
+    /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
+    int64_t bytes;
+    int64_t done; /* number of bytes copied so far */
+    char *memory; /* address in the server's memory to which an input is copied, or from which an output is copied */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
-    char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
-    struct pin *pin; /* a reference to the pin that holds the pages at address `pinned` */
+    /* address of the pages, held by a driver (pinned), from or to which a device copies; NULL: the CPU copies */
+    char *pinned;
+    struct pin *pin; /* the pin that holds the pages at address `pinned`; this use has a reference to it */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
@@ -121,22 +125,24 @@ struct region_use {
  * list first, and its job later. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
-    /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
+    /* bytes that devices copy from and to pinned pages (pages that a driver holds); an output counts with the size of
+     * its buffer */
     int64_t pinned_bytes;
-    bool placed;        /* true: the member `memory` of all inputs is set */
-    bool writes;        /* true: the CPU copies some outputs to regions */
-    int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
-    uint64_t elsewhere; /* the outputs that need no staging memory, as bits of attn_tensor_id */
+    bool placed; /* true: the member `memory` of all inputs is set */
+    bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
+    int home;    /* number of the GPU in whose memory tensors are used in place; -1: there are none */
+    /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
+    uint64_t elsewhere;
     int count;
     struct region_use list[];
 };
 
-/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another caller's), INVALID (a range
- * past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
+/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another account's), INVALID (a
+ * range past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NULL */
-/* Removes from the list the inputs that the CPU has read. Inputs in pinned pages or in a GPU's memory stay. *uses may
+/* Removes from the list the inputs that the CPU has copied. Inputs in pinned pages or in a GPU's memory stay. *uses may
  * be NULL, and becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
@@ -151,15 +157,16 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Checks that the outputs fit into their regions. Call this when the problem's shapes are known: outputs in pinned
- * memory or in a GPU's memory then get their addresses. Call it again when outputs in staging memory have addresses:
- * it then records what to copy. INVALID: an output does not fit, overlaps another output, or overlaps an input in a
- * GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
+/* Call this twice. At the first call, when the problem's shapes are known, it checks that the outputs fit into their
+ * regions, and gives addresses to those in pinned memory or in a GPU's memory. At the second call, when outputs in
+ * staging memory have addresses, it records what must be copied from there. INVALID: an output does not fit, overlaps
+ * another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements
+ * or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to
- * continue. INVALID: the object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other
- * error. */
+/* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
+ * regions. They return when all is done (*done) or the time until_ns has come; call them again to continue. INVALID:
+ * the shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

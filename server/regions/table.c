@@ -4,8 +4,8 @@
  * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
  * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
  * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
- * open it to the server, because a client may not offer what only root can open. An object that one caller has
- * registered cannot be registered by another caller. */
+ * open it to the server, because a client may not offer what only root can open. An object that one account has
+ * registered cannot be registered by another account. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -62,7 +62,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* Removes entry `i` from the table of regions. Call this with the lock held. */
+/* Removes entry `i` from the table of regions. Call this with the lock of the table held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -181,11 +181,11 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    /* one allocation of a GPU that is opened twice has the same address both times */
+    /* if one allocation of a GPU is opened twice, it has the same address both times */
     return a->device == b->device && a->memory == b->memory;
 }
 
-/* True if another caller has registered the same object of shared memory. Call this with the lock held. */
+/* True if another account has registered the same object of shared memory. Call this with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
@@ -195,7 +195,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* Checks the limits for registering one more region. Call this with the lock held. */
+/* Checks that one more region (registered memory) is within the limits. Call this with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -244,7 +244,8 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region without adding it to the table. NULL: out of memory, or the name is too long; *error says which. */
+/* Makes a region (registered memory) without adding it to the table. NULL: out of memory, or the name is too long;
+ * *error says which. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -266,8 +267,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table if *error says that there was no error so far. Drops the calling function's reference in
- * any case. */
+/* Adds the region to the table, unless *error has an error already. Drops the calling function's reference to the
+ * region in any case. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -310,7 +311,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits before the object is opened, so that no object is opened in vain. */
+    /* Checks the limits before the object is opened, so that nothing is opened for a region that would be refused. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

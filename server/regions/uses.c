@@ -1,5 +1,5 @@
-/* uses.c: the tensors of a request that lie in regions (memory that clients registered). In a list of uses the inputs
- * come before the outputs.
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered). A use is one such tensor. In a
+ * list of uses the inputs come before the outputs.
  *
  * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(); if the client
  * truncates its object during this, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
@@ -28,8 +28,8 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
-/* Returns a reference to the region's valid pin (pages held for a device's copies), or NULL. If the pin is no longer
- * valid, a new one is requested. Call this with the lock held. */
+/* Returns a reference to the region's pin (pages that a driver holds for copies by devices) if it is valid. Otherwise
+ * requests a new pin and returns NULL. Call this with the lock held. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -81,8 +81,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: it must be a tensor that may lie there, and on the same GPU as the request's
- * earlier tensors. */
+/* Checks a tensor in a GPU's memory: it must be one that may lie there (such as q), and on the same GPU as the earlier
+ * tensors of the request. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -129,8 +129,8 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* The sum cannot overflow: each tensor is at most as long as its region, and PROTO_HEADER_BYTES bounds the
-         * number of tensors. */
+        /* The sum cannot overflow: each tensor is at most as long as its region (registered memory), and
+         * PROTO_HEADER_BYTES bounds the number of tensors. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -197,7 +197,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* Checks that an output overlaps no tensor before it in the list of uses, which has all inputs first. */
+/* Checks that an output overlaps none of the tensors before it in the list of uses: all inputs, and earlier outputs. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -309,8 +309,8 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Records all bytes of a tensor as copied, because a device copies them. Returns an error if the client has made its
- * shared object so short that it no longer contains the whole tensor. */
+/* Records that all bytes of a tensor are copied, because a device copies them. Returns an error if the client has made
+ * its shared object so short that the tensor is no longer in it. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;

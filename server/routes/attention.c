@@ -45,14 +45,16 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* Writes as a member the schema of a tensor that a part of a merge contains, or of the tensor's gradient. */
+/* Writes the schema of a tensor of a merge's part (results for some of the keys), or of that tensor's gradient, as a
+ * member. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. */
+/* Writes the schema of a merge's parts (results for some of the keys each): an array of objects with the tensors `one`
+ * and `other`. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -64,7 +66,7 @@ static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
     json_raw(j, "}}");
 }
 
-/* Writes the schema of a tensor as a member, 'q':{...}. The server checks rules that the schema cannot express. */
+/* Writes the schema of a tensor as a member, 'q':{...}. It cannot express all rules; the server checks the others. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
@@ -81,7 +83,8 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* If several dtypes are allowed, they are listed here. If only one is allowed, the text of the shape names it. */
+    /* If several dtypes are allowed, the schema lists them here. If only one is allowed, the text of the shape names
+     * it. */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -166,7 +169,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Writes which tensors may be given only together with another tensor, and which other tensor that is. */
+/* Writes which tensors may be given only if a certain other tensor is given. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -226,7 +229,8 @@ static void put_problem_refs(struct json *j, const char *name, bool context)
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a body: of one problem, or of several if the operation has an envelope (a list of problems). */
+/* Writes the schemas of a body: for one problem and, if the operation has an envelope (a list of problems), for
+ * several. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;

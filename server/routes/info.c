@@ -54,13 +54,13 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* In a decode a keep mask covers only the last keys. Only kernels with the feature KEEP_MASK_AT_END take a
-         * mask of that kind. */
+        /* In a decode a keep mask covers only the last keys. Only kernels with the feature KEEP_MASK_AT_END take such a
+         * mask, so for other kernels no keep mask is listed. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
-/* Writes the members that describe the abilities of one kernel, or of several together. */
+/* Writes the members of a JSON object that describe the abilities of one kernel, or of several together. */
 static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
@@ -87,8 +87,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
-    /* For a merge there is one kernel, which is in no table of kernels: every device merges whatever
-     * attn_merge_check() accepts. */
+    /* Merges are computed by one kernel, which is in no table of kernels: every device merges whatever
+     * attn_merge_check() accepts. So all features are listed. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
@@ -170,7 +170,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        /* memory of all connections, without the tensors of their requests */
+        /* bytes of memory of all connections, without the tensors of their requests */
         { "connection_bytes", config_connection_bytes(c) },
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },

@@ -53,7 +53,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* a format in this program is wrong, and no test has found that */
+        } else if (*f == '%') abort(); /* json_put() does not know this escape: a mistake in this program */
     }
     va_end(args);
 }

@@ -1,9 +1,9 @@
 /* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
- * A model is a name for an operation. Clients such as perf_analyzer can choose only a model's name, shapes and a dtype,
- * and send every input that the model's metadata list. Therefore an operation has a model for each dtype and for causal
- * masks, and the metadata list only the required inputs, and as optional those that start a sequence. The parameters of
- * a model's configuration list all other inputs.
+ * A model is a name for an operation, such as forward, with a dtype and a mask. There is one for each dtype and for
+ * causal masks, because clients such as perf_analyzer can choose only a model's name, shapes and a dtype. These clients
+ * send every input that the model's metadata list. So the metadata list only the required inputs, and as optional those
+ * that start a sequence. The parameters of a model's configuration list all other inputs.
  *
  * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
  * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
@@ -27,7 +27,8 @@
 
 #define VERSION "1"
 
-/* Returns the nth model of all operations, in the order of their table. Returns NULL if there are not that many. */
+/* Returns model number `n` among the models of all operations, in the order of the table of operations. Returns NULL if
+ * there are not that many. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -102,7 +103,7 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts (or of their gradients), from part `first` on:
+/* Appends the names of the tensors that the parts of a merge have (or of their gradients), from part `first` on:
  * "parts.1.out,parts.1.lse,...". */
 static void add_parts(struct text *t, int first, bool gradients)
 {
@@ -132,7 +133,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* every merge requires out and lse of its first part */
+    /* every merge also requires out and lse of its first part, which are not in the table of tensors */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
@@ -258,7 +259,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* The parts of a request's time that the statistics of batches also have: BATCH_PARTS parts from BATCH_FIRST on. */
+/* The parts of a request's time that the statistics of batches have, too: BATCH_PARTS parts, from BATCH_FIRST on. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {

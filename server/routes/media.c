@@ -30,8 +30,8 @@ static int weight_of(const char *at, const char *end)
     return weight > 1000 ? 1000 : weight;
 }
 
-/* Returns how closely an element of an Accept header matches the type: 3 by name, 2 by "application/" and a star, 1 by
- * two stars, 0 not at all. */
+/* Returns how closely an element of an Accept header matches the media type: 3 by its full name, 2 by "application/"
+ * and a star, 1 by two stars, 0 not at all. */
 static int names(const char *at, const char *end, const char *type)
 {
     const char *const slash = strchr(type, '/');
@@ -46,7 +46,7 @@ static int names(const char *at, const char *end, const char *type)
 int media_accepts(const char *accept, const char *type)
 {
     enum { BY_NAME = 3 };
-    int best = 0, weight = 0; /* weight of the element that matches most closely; the other elements do not count */
+    int best = 0, weight = 0; /* weight of the element that matches most closely, because only this element counts */
     if (accept == NULL) accept = "";
     while (*accept == ' ' || *accept == '\t') accept++;
     if (*accept == '\0') accept = "*/*";

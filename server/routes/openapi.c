@@ -52,7 +52,8 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: the text that is read now is left out, because it describes an option that this server lacks */
+    /* true: the text of the skeleton that follows is left out, because it describes an option that this server does not
+     * have */
     bool skips;
 };
 
@@ -65,7 +66,7 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* the error when there are too many connections */ |
+                                      ROUTE_ERROR(UNAVAILABLE) /* UNAVAILABLE: there are too many connections */ |
                                       ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
@@ -75,9 +76,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on` names the statuses whose answers always
- * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as a
- * 408 in the middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on`: the statuses whose answers always have
+ * the header. 0: answers usually have it, except those that are written directly to a socket, such as a 408 in the
+ * middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -97,7 +98,8 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    const char *body; /* name of the body's schema, as the rows of the routes write it */
+    /* name of the schema of the body for which this is an example, as the rows of the routes write it */
+    const char *body;
     const char *name, *summary, *value;
 } examples[] = {
     { "ForwardRequest", "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",

@@ -37,8 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* Finds the method of the rows that answer a request with this method's name. Rows with GET also answer HEAD. Names
- * of methods are case-sensitive (RFC 9110, 9.1). */
+/* Finds the value of `method` that the rows for this request have. Rows with GET also answer HEAD. Names of methods are
+ * case-sensitive (RFC 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {
@@ -59,8 +59,8 @@ const char *route_error_media(const char *path)
                                                                          : "application/problem+json";
 }
 
-/* Returns the first segment of a path as a parameter. Its length is 0 if the segment is empty or too long for a
- * parameter. */
+/* Returns the first segment of a path, up to the next slash, as the value of a parameter. Its length is 0 if the
+ * segment is empty or too long for a parameter. */
 static struct slice parameter_of(const char *path)
 {
     size_t length = 0;
@@ -87,8 +87,8 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Compares two patterns that fit the same path. True if, where they first differ, `a` has a literal and `b` a
- * parameter. */
+/* Compares two patterns that fit the same path. True if `a` fits better: where the two first differ, `a` has a fixed
+ * text and `b` a parameter. */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;

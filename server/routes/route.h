@@ -6,8 +6,9 @@
  * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
  * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
- * end begins an empty segment, which no pattern has. If several patterns fit, the one wins that has a literal where
- * they first differ. A path is found with any method; a 405 answer lists the methods that the path has. */
+ * end begins an empty segment, which no pattern has. If several patterns fit, the one is taken that has a fixed text
+ * where they first differ. A path is found with any method, so that a 405 answer can list the methods that the path
+ * has. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -56,9 +57,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The texts of the OpenAPI document about one route. What the document says about all routes, or derives from other
- * columns, is not here. If the route belongs to an operation, summary, description and answer are NULL, because the
- * row of proto_operations[] has them. */
+/* The texts that the OpenAPI document has about one route. It does not include what is the same for all routes, or
+ * follows from other columns. If the route belongs to an operation, summary, description and answer are NULL, because
+ * the row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -75,7 +76,7 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* The option of the server that must be set for a route to be offered. */
+/* The option of the server that must be set, so that the server offers the route. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -83,18 +84,20 @@ struct route {
     const char *path;     /* the pattern of the route's paths */
     const char *endpoint; /* label in /metrics and the log; aliases of a path share one label */
     unsigned ports;
-    unsigned token; /* the ports on which the route requires a token, if the server has tokens */
-    bool quiet;     /* true: requests of this route are logged at level debug, because probes come every second */
+    /* the ports (PORT_MAIN, PORT_METRICS) on which a request of this route must have a token, if the server has
+     * tokens */
+    unsigned token;
+    bool quiet; /* true: requests of this route are logged at level debug, because probes come every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
     bool hidden;
-    /* The option with which the server offers the route. Without that option, the route is missing on the server and in
-     * the OpenAPI document. */
+    /* The option with which the server offers the route. Without it, the route is missing on the server and in the
+     * OpenAPI document. */
     enum route_shm shm;
 
-    /* For a route with tensors: the formats of the body, and the operation. The body may have up to --max-body-bytes.
-     * If the path names a model, the model determines the operation. */
+    /* For a route whose bodies contain tensors: the formats of the body, and the operation. The body may have up to
+     * --max-body-bytes. If the path names a model, the model determines the operation. */
     const struct route_body *bodies; /* formats of the body; NULL: the route has no tensors, and its body is dropped */
     bool optional_body;              /* for a route without tensors; true: the body may be left out */
     /* For a route without tensors. True: the body is kept for the handler (request->text), up to
@@ -105,9 +108,9 @@ struct route {
      * closed without an answer. */
     bool only_reads;
     proto_op op;
-    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). The handler
-     * fills the answer, or fails the request (request_fail). request->parameters has the parameters of the path. The
-     * decoded body of an operation is request->job->call, where each item has its own error. Any HTTP thread may call
+    /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
+     * answer, or fails the request (request_fail()). request->parameters has the parameters of the path. The decoded
+     * body of an operation is request->job->call, where each item (problem) has its own error. Any HTTP thread may call
      * the handler. */
     void (*answer)(struct request *request, struct answer *answer);
 
@@ -149,13 +152,12 @@ const char *route_allow(unsigned methods, char text[ROUTE_ALLOW_BYTES]);
 /* Returns a method's name in the OpenAPI document, such as "get". */
 const char *route_method_name(enum route_method method);
 
-/* Returns the row of `bodies` that decodes a body of this content type, or NULL if there is none. The content type may
- * be NULL or empty, if the client named none. */
+/* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
+ * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. The result is the row
- * that the header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no
- * row, the result is the first row: the client then gets an answer in a format that it did not ask for, and no
- * error. */
+/* Returns the row of route->bodies that writes the answer to a body that the row `body` decoded. It is the row that the
+ * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, it is the
+ * first row: the client then gets an answer in a format that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

@@ -1,8 +1,8 @@
 /* routes.c: the table of routes (URLs).
  *
- * A route is one row (server/routes/route.h has its columns). Everything that a row does not say is equal for all
- * routes: framing checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). A new
- * endpoint is a row, a handler in the file of its resource, and a test. */
+ * A route is one row (server/routes/route.h has its columns). What is the same for all routes is in no row: framing
+ * checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). A new endpoint is a row, a
+ * handler in the file of its resource, and a test. */
 #include "server/routes/routes.h"
 
 #include <pthread.h>
@@ -113,10 +113,11 @@ static const struct route routes[] = {
     /* the first columns are method, path, endpoint and ports; the other columns are written with their names */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context (a saved forward) is missing or in use */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the errors when the context (a saved forward) is missing
+                                                            * or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
-              ROUTE_ERROR(NOT_FOUND) /* returned when a cache is missing */, NONE),
+              ROUTE_ERROR(NOT_FOUND) /* the error when a cache is missing */, NONE),
     OPERATION(PROTO_OP_MERGE, "/v1/attention/merge", "merge", "Merge", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 

@@ -27,8 +27,8 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* Returns the name of the region (a registered piece of shared memory) in the path. Returns NULL if the path has none:
- * the request is about all regions in that case. */
+/* Copies to `text` the name of the region (a registered piece of shared memory) that the path contains, and returns it.
+ * Returns NULL if the path has none, because the request is about all regions. */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];

@@ -4,12 +4,12 @@
  *   batches_dispatch()   once per iteration of the loop, after all messages: sends batches to devices that have room
  *   batches_done()       takes a batch back, stores its results and answers its requests
  *
- * A batch comes back exactly once. When a request stops waiting for a job of a batch, the job and the request are
- * separated. When no request waits for any job of a batch, the batch is cancelled.
+ * A batch comes back exactly once. If a request stops waiting (its client left, or its deadline passed), its job runs
+ * on without it. When no request waits for any job of a batch any more, the batch is cancelled.
  *
  * A job that takes long may be cut into parts, which several devices compute in batches of their own. All parts of a
- * job leave for their devices together, and the job ends when its last part is back. If one part fails, the other parts
- * are cancelled. */
+ * job are sent to their devices at the same time, and the job ends when its last part is back. If one part fails, the
+ * other parts are cancelled. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -49,16 +49,16 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those cache transactions that can begin, from the oldest on. The jobs of these transactions may then leave for
- * a device. If no transaction has ended since the last full scan, only new transactions are examined, because a full
- * scan takes long. */
+/* Begins those waiting cache transactions that can begin, from the oldest on. Their jobs may then be sent to a device.
+ * If no transaction has ended since all of them were examined last, only new transactions are examined, because
+ * examining all of them takes long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last scan of waiting transactions was cut short: older transactions have not been examined yet and come
+    /* the last examination of waiting transactions ended early: older transactions have not been examined yet and come
      * first */
     else if (loop->scan_cut) return;
     else
@@ -93,7 +93,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* `follows` may still be set from an earlier batch of the job, which failed */
+        job->follows = false; /* an earlier batch of this job failed, and may have left `follows` set */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -110,8 +110,8 @@ static bool has_room(void *context, const struct job *job)
     return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes a batch of the first part of each job that can leave for this device, and submits the batch. False: out of
- * memory. */
+/* Makes a batch for this device of one part of each job, the first part that can leave for the device, and submits the
+ * batch. False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -119,7 +119,7 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     for (int i = 0; i < count; i++) {
         struct job_part *const part = job_part_leaves(job_part_for(jobs[i], device_number(device)), batch);
         batch->parts[i] = part;
-        if (part->adds) continue; /* adding up is short, and has no operations that are counted */
+        if (part->adds) continue; /* a part that adds up gradients is short, and its operations are not counted */
         batch->flops += jobs[i]->flops * part->range.share;
         batch->bytes += jobs[i]->bytes * part->range.share;
         batch->seconds += jobs[i]->seconds * part->range.share;
@@ -132,8 +132,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed: all in one batch to the device, or one job that takes long in parts to
- * several devices. False: out of memory; the jobs' requests have been answered. */
+/* Sends jobs that the queue has just removed: all of them in one batch to the device, or a single job that takes long
+ * in parts to several devices. False: out of memory; the requests of the jobs have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -146,8 +146,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* If no part of the job has left for a device, no device uses the client's memory, and the request's answer
-         * need not wait for a device (request->held). Parts that have left are cancelled. */
+        /* If no part of the job has left for a device, no device uses the client's memory, so the answer need not wait
+         * for a device (`held`). If some parts have left, they are cancelled, and the answer waits for them. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -170,8 +170,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* No job can leave now: every job waits for another device, for room on this device, or for other jobs to
-         * join the batch. */
+        /* No job can leave for this device now: every job waits for another device, for room on this device, or for
+         * other jobs to join its batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -199,7 +199,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
  * work after the kernels (verifying, writing, measuring). */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* if the request gets a normal answer, the code that sends it calls contexts_finish_job() */
+    /* if the request gets its results as the answer, answer.c calls contexts_finish_job() later */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -215,7 +215,7 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    /* all outputs in shared memory are written, so the job drops its references to that memory */
+    /* all outputs in shared memory are written, so the job no longer needs its references to that memory */
     region_uses_free(job->shared);
     job->shared = NULL;
     if (request != NULL) {
@@ -228,14 +228,15 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* drops this function's reference to the job before the answer is sent, so that the answer can reuse the job's
-     * memory */
+    /* this function's reference to the job is dropped before the answer is sent, because the answer reuses the job's
+     * memory only if no one else has a reference */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
 
-/* Starts the work between a job's run on a device and its answer (finish.h). judge_until_ns: the time at which a judge
- * must stop looking for what is wrong with given results. False: out of memory; the request has been answered. */
+/* Starts the work between a job's run on a device and its answer (finish.h). If that work includes a judge, which
+ * compares a client's results with exact ones, it stops at the time judge_until_ns. False: out of memory; the request
+ * has been answered. */
 static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
@@ -246,15 +247,16 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* After the answer the client may use its shared memory again, so no answer is sent until the writing is over. */
+    /* The client may use its shared memory again as soon as it has the answer. So if outputs are still to be written
+     * there, no answer is sent before that. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the judges of a body's checks take. The judges run one after the other, so the
- * result is what the largest judge takes. */
+/* Returns how much memory in bytes the judges of a body's checks take (a judge compares a client's results with exact
+ * ones). They run one after the other, so the result is what the largest judge takes. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -263,14 +265,15 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: this judge needs more memory than a judge may have, so judge_open() will refuse it */
+        /* INT64_MAX means that this judge would need more memory than a judge may have. judge_open() will refuse it, so
+         * it does not count. */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
 }
 
-/* Starts the judge of a check request, which compares the client's results with exact ones. A device may have
- * computed the exact results before. False: out of memory; the request has been answered. */
+/* Starts the judge of a check request, which compares the client's results with exact ones. A device may have computed
+ * the exact results already. False: out of memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -350,7 +353,7 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-/* Charges to the flow (client) of each job the job's part of the batch's device time. */
+/* Charges the device time of the batch to the flows (clients) of its jobs, to each the part that its job took. */
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
@@ -367,8 +370,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If all parts of a job ran and have gradients that are sums over queries, sends the parts once more, to add these
- * gradients up. True: a part has left, so the job is not over. */
+/* If all parts of a job ran, and the job has gradients that are sums over queries, sends the parts to their devices
+ * once more, to add these gradients up. True: a part has left, so the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -396,7 +399,8 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* the answer reports the whole time for which the job waited, so the job keeps the time of its first arrival */
+    /* queue_push() has set a later time, but the answer reports the whole time for which the job waited, from its first
+     * arrival */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -411,7 +415,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail with the same error, so looking at the first part is enough. */
+    /* If a batch fails, all its parts fail with the same error, so it is enough to look at the first part. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))
@@ -421,14 +425,15 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* if the job's request stopped waiting, the part has been taken out of the batch */
+        /* a part whose request stopped waiting was taken out of the batch */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
-        /* The job is over when the last of its parts is back, and the parts have added up what must be added up. */
+        /* The job is not over if other parts of it are still out, or if its parts left once more to add up
+         * gradients. */
         if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
             job_release(job);
             continue;
@@ -440,8 +445,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference to the job is released before the answer. The answering thread can then see that it
-         * holds the only reference to the job, and reuse the job's memory. The request has its own reference. */
+        /* The batch's reference to the job is released before the answer. The thread that answers reuses the job's
+         * memory if it sees that no one else has a reference; the request has its own one. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

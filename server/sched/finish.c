@@ -1,5 +1,6 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results,
- * verifies rows, counts pairs of a query and a key, writes shared memory and measures text. See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it compares a client's
+ * results with exact ones (the judge of a check), verifies rows, counts pairs of a query and a key, writes shared
+ * memory and measures text. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -45,8 +46,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that checks the results of an item (one problem of the body). The judge gets its share of the time
- * that the job has left. */
+/* Opens the judge that compares the results in an item (one problem of the request body) with exact results. The judge
+ * gets its share of the time that the job has left. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -60,7 +61,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the judge's report on the item, and goes on to the next item. */
+/* Stores the judge's report on the present item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -76,7 +77,8 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Judges a tile of the current item's results. Returns true when no item is left. */
+/* Judges one tile of the results in the current item (one problem of the request body). Returns true when no item is
+ * left. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -99,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens the verifier of an item (one problem of the body) on the CPU. verify_prepare() does not apply the CPU's limits
- * to an item that a device was to verify. If the item ran on a device that cannot verify, the CPU verifies it, and this
- * function applies the limits. */
+/* Opens the verifier of an item (one problem of the body) on the CPU. If the item was to be verified by a device that
+ * then could not do it, the CPU verifies it instead. verify_prepare() did not apply the CPU's limits to such an item,
+ * so this function applies them. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -121,7 +123,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* if a device checks the given lse of a job (job->lse), the job has only one item */
+    /* if a device was to check the lse that the client gave (job->lse), the job has only this item */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -150,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* When a cache transaction ends, it releases its tables, which include the lengths of its caches. The result
-         * has a copy of the lengths. */
+        /* The transaction that this problem belongs to releases its tables when it ends, including the lengths of its
+         * caches. So the counter gets the lengths from the result, which has a copy. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }

@@ -1,6 +1,7 @@
-/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in
- * float64 (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of
- * many numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
+/* finish.h: work between a job's run on a device and its answer. It has five kinds. For a check, a judge compares the
+ * client's results with exact ones. For `verify`, rows are recomputed in float64. Outputs are written to shared memory.
+ * For `observe`, pairs and tiles are counted. If an answer has many numbers as text (`encoding`: array), its length is
+ * measured, because it is sent before the text.
  *
  * A client may request seconds of this work. The work is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -11,10 +12,11 @@
 #include "server/work/job.h"
 #include "server/work/request.h"
 
-/* The judgement of one item (problem) of a check. A check is a request that asks what is wrong with given results. */
+/* The check of one item (problem of a body). In a check, the client gives results and asks what is wrong with them; a
+ * judge compares them with exact results. */
 struct judging {
     int item;
-    judge *judge; /* the judge that compares the given results with the truth; NULL: none is open */
+    judge *judge; /* the judge that compares the given results with the truth (exact results); NULL: none is open */
     int64_t began_ns, until_ns;
     int64_t worked_ns;
     bool hurried;
@@ -26,15 +28,15 @@ struct finishing {
     struct piece piece;
     struct job *job; /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* true: the loop has cancelled the work, so no further piece will run */
+    bool cancelled; /* true: the main thread has cancelled the work, so no further piece will run */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
-    /* While a piece of the work runs, only its thread uses the members below. Between two pieces, the loop uses
-     * them. */
+    /* While a piece of the work runs, only the thread that runs it uses the members below. Between two pieces, the main
+     * thread uses them. */
     int item; /* index of the item (problem) that is being verified */
     attn_verifier *verifier;
-    int64_t judge_until_ns; /* time at which the judge must stop looking for what is wrong with given results */
+    int64_t judge_until_ns; /* time at which the judge of a check must stop looking for mistakes in the given results */
     struct judging judging;
     int counted; /* index of the item (problem) whose pairs of a query and a key are being counted */
     attn_problem count_of;
@@ -42,17 +44,19 @@ struct finishing {
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing the outputs to shared memory */
-    attn_error error; /* error: why the answer has no encoder, or why some outputs were not written to shared memory */
+    /* the reason why the answer has no encoder, or why some outputs were not written to shared memory */
+    attn_error error;
 };
 
-/* True if the job needs any finishing work, such as verification. */
+/* True if the job needs any of the work described at the top of this file, such as verification. */
 bool finish_is_wanted(const struct job *job);
 
-/* Returns the truth (results in float64) of an item of a check, or NULL if no device has computed it. */
+/* Returns the truth (exact results in float64) of an item (problem) of a check, or NULL if no device has computed
+ * it. */
 const attn_truth *finish_truth(const struct job *job, int item);
 
-/* Makes the finishing work of a job (verification and the like). The loop calls done(context, finishing) once: when all
- * is done, or after the piece in which the work was cancelled. NULL: out of memory. */
+/* Makes the work that a job needs after its run (verification and the like). The main thread calls done(context,
+ * finishing) once: when all is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -36,10 +36,11 @@
 #include "server/base/metrics.h"
 #include "server/base/polling_sleep.h"
 
-/* ---- What happens before and after each turn of the loop --------------------------------------------------------- */
+/* ---- What happens before and after each turn of the event loop --------------------------------------------------- */
 
-/* on_prepare() marks the loop as idle for the watchdog before libuv polls, and on_check() as busy afterwards. The
- * callbacks for sockets and messages run in between, and mark the loop as busy themselves. */
+/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
+ * thread is idle, and busy again. Between the two calls, the callbacks for sockets and messages tell the watchdog that
+ * it is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -68,7 +69,7 @@ static void on_check(uv_check_t *check)
 /* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
     struct piece piece;
-    struct request *request; /* the request whose body is checked; the loop owns it during the check */
+    struct request *request; /* the request whose body is checked; the main thread owns it during the check */
     struct check_result result;
     bool complete;
 };
@@ -82,7 +83,7 @@ static void check_work(struct piece *piece)
 
 static const char homeless[] = "the device that alone can compute this has failed";
 
-/* True if a part of the queued job can run only on a device that has failed since the job was prepared. */
+/* True if a part of the queued job can run only on one device, which has failed since the job was prepared. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -116,7 +117,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* releases the request's slot in the queue, and the memory of a failed parser */
+    request_drop_body(request); /* releases the request's slot in the queue, and the memory of its parser */
     waiting_hand_back(loop, request);
 }
 
@@ -140,13 +141,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a job that an HTTP thread put on a device and that takes longer than expected there. From now on the job
- * is a batch. False: out of memory; the request has been answered. */
+/* Takes over a late job: an HTTP thread put it on a device, where it takes longer than expected. From now on the job is
+ * a batch. False: out of memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* out of memory for a batch, so the loop waits here until the device no longer uses the job's memory */
+    /* out of memory for a batch, so the main thread waits here until the device no longer uses the job's memory */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -165,7 +166,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* the loop must set its timer anew, because this request's deadline may be the earliest */
+    /* the deadline of this request may be the earliest, so on_check() must set the timer anew */
     loop->queue_changed = true;
     return true;
 }
@@ -197,7 +198,8 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* the message is the first member of struct request and of struct batch, so it has the address of the struct */
+        /* the message is the first member of struct request, and of struct batch below, so a pointer to it is cast to
+         * the struct */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
@@ -276,7 +278,7 @@ void loop_signal(struct loop *loop, int number)
     uv_async_send(&loop->signalled);
 }
 
-/* ---- Opening the loop -------------------------------------------------------------------------------------------- */
+/* ---- Opening the event loop -------------------------------------------------------------------------------------- */
 
 static void must(int error, const char *what)
 {
@@ -285,17 +287,17 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The function is queued
- * right after threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a
- * thread. */
+/* Does nothing. libuv starts its threads when it gets its first work, which is this function. That must happen right
+ * after threads_try() has shown that all threads can be started, because libuv aborts the process if the system refuses
+ * it a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have. The loop makes a libuv watcher at this
- * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the
- * array could not grow later, libuv would abort. */
+/* Returns the highest number that a descriptor of this process may have. The main thread makes a libuv watcher at this
+ * number, so that libuv's array of watchers (indexed by descriptor) has its largest size from the start. If the array
+ * could not grow later, libuv would abort. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -357,7 +359,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the loop */
+    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the event loop */
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)
@@ -405,14 +407,15 @@ void loop_unwatch(struct loop_watch *watch)
     uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
 }
 
-/* ---- Running and closing the loop -------------------------------------------------------------------------------- */
+/* ---- Running and closing the event loop -------------------------------------------------------------------------- */
 
 int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer for sweeps starts here and not in loop_open(). If the server's start fails, the loop runs once more
-     * to close, without the devices and the staging memory that a sweep needs. */
+    /* The timer for sweeps over connections and memory starts here and not in loop_open(). If the start of the server
+     * fails, the event loop runs once more to close, and a sweep would then need devices and staging memory that do not
+     * exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */

@@ -1,4 +1,4 @@
-/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses them. The
+/* loop_internal.h: types and functions that the files of the main thread share. Only the main thread uses them. The
  * public header is loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
@@ -36,18 +36,20 @@ struct loop {
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
-    struct request *unwatched; /* the oldest request without a hang-up watch; newer requests have no watch either */
+    /* the oldest request whose client is not watched for a hang-up; newer requests are not watched either */
+    struct request *unwatched;
     bool queue_changed;
-    /* true: a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
+    /* true: a cache transaction has ended or was dropped, so the main thread must examine all waiting transactions
+     * again */
     bool transactions_changed;
     /* true: a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* true: the last scan of waiting transactions ended before the end of the queue */
-    uint64_t scan; /* number of the last scan of all waiting transactions */
+    bool scan_cut; /* true: the last examination of waiting transactions ended before the end of the queue */
+    uint64_t scan; /* number of the last examination of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the loop polls instead of sleeping, because the last batch on a GPU will end soon
+    /* Until this time the main thread polls instead of sleeping, because the last batch on a GPU will end soon
      * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
@@ -65,20 +67,20 @@ uv_loop_t *loop_uv(struct loop *loop);
 
 /* Adds a request whose connection is suspended to the list of waiting requests. */
 void waiting_add(struct loop *loop, struct request *request);
-/* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
+/* Ends the main thread's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job
- * is freed when the device returns the job. */
+/* Separates a waiting request from its job. If the job is still queued, its memory is freed at once. If it runs, its
+ * memory is freed when the device returns it. */
 void waiting_detach(struct loop *loop, struct request *request);
-/* Answers the request with this error. A held request (one whose client's memory is in use) is answered when it is no
- * longer held. */
+/* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
+ * answer is sent when that use has ended. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Lets a held request (one whose client's memory a device uses) be answered, because the device does not answer any
- * more or the server ends. */
+/* Lets a held request (one whose client's memory a device uses) be answered although the device has not returned it,
+ * because the device has failed or the server ends. */
 void waiting_let_go_of_device(struct request *request);
-/* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
+/* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
-/* Sets the loop's timer to the next deadline. */
+/* Sets the main thread's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
 /* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
 void waiting_tick(uv_timer_t *timer);
@@ -89,8 +91,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that is on its way to the mailbox is answered by its HTTP thread, if
- * that thread sees `stopping`, or else by request_arrived(). */
+/* Answers all waiting requests now. A request that an HTTP thread is about to post is not among them. Its HTTP thread
+ * answers it if it sees `stopping`; otherwise request_arrived() does. */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
@@ -99,12 +101,13 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device, unless it is a check whose truth no device computes: the
- * judge of such a check starts at once, on the CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device. There is one exception: a check for which no device
+ * computes the exact results. The judge that compares results starts at once for it, on the CPU. False: out of memory;
+ * the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);
-/* Sets the members of each job that KServe's statistics of batches need. */
+/* Sets `batch_jobs` and `follows` of each job in the batch, which KServe's statistics of batches need. */
 void batches_mark(struct batch *batch);
 /* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);

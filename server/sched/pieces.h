@@ -1,10 +1,10 @@
 /* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
- * Checks of large bodies, and verification, are cut into pieces. The flow (a client's account of used time,
- * base/flow.h) with the least time runs the next piece. So a client waits for at most one piece of each other client,
- * however many pieces the others have. The time of a piece is charged to its flow.
+ * Checks of large bodies, and verification, are cut into pieces. The next piece is one of the flow (client,
+ * base/flow.h) that has used the least time. So a client waits for at most one piece of each other client, however many
+ * pieces the others have. The time of a piece is charged to its flow.
  *
- * Call all functions on the loop's thread. */
+ * Call all functions on the main thread. */
 #ifndef PIECES_H
 #define PIECES_H
 
@@ -16,11 +16,12 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    /* the flow (client) that is charged; the piece's owner holds the reference to it; NULL: no flow */
+    /* the flow (client) to which the time is charged; the piece's owner holds the reference to it; NULL: no flow */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece);   /* does the work; called on one of libuv's threads */
-    void (*after)(struct piece *piece); /* called by the loop after run(); may add the piece again or free the piece */
+    void (*run)(struct piece *piece); /* does the work; called on one of libuv's threads */
+    /* the main thread calls it after run(); it may add the piece again or free it */
+    void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;
@@ -34,8 +35,8 @@ struct pieces {
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece when it is the turn of its flow. The caller sets the members flow, work, run and after before this
- * call. */
+/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets the members flow,
+ * work, run and after before this call. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

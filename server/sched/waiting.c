@@ -1,16 +1,16 @@
 /* waiting.c: the requests whose connections are suspended.
  *
- * libmicrohttpd does not watch a suspended connection. So a request that waits longer than LOOP_WATCH_AFTER_MS gets a
- * uv_poll for UV_DISCONNECT. Most requests are answered earlier and cost no system call here. A client that shuts down
- * its sending side counts as gone.
+ * libmicrohttpd does not watch a suspended connection. So if a request waits longer than LOOP_WATCH_AFTER_MS, a uv_poll
+ * for UV_DISCONNECT watches its connection. Most requests are answered earlier and cost no system call here. A client
+ * that shuts down its sending side counts as gone.
  *
  * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
  * the server. A held request (one whose client's memory a device or thread uses) leaves when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
- * 2. A watch is closed before its connection is resumed, because another connection may use the same descriptor
- *    afterwards. */
+ * 2. The watch of a connection is closed before the connection is resumed, because another connection may use the same
+ *    descriptor afterwards. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests, which its state tells (invariant 1). */
+/* True if the request is in the list of suspended requests. Its state tells this (invariant 1). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -92,8 +92,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. */
+/* Takes the parts of the job out of their batches, because its request no longer waits. If no request waits for any job
+ * of a batch, the batch is cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -103,8 +103,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Records that the result of a held request (one whose client's memory is in use) is no longer wanted while its batch
- * runs. */
+/* Records that nobody wants the result of a held request any more (one whose client's memory a device uses). The job
+ * keeps its request until its batch ends. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -114,8 +114,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels what still runs for a held request (one whose client's memory is in use), so that it ends soon. Then
- * on_checked(), on_finished() or batches_done() hands the request back. */
+/* Cancels what still runs for a held request (a device or a thread uses its client's memory), so that it ends soon.
+ * Then on_checked(), on_finished() or batches_done() hands the request back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -136,14 +136,15 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* the transaction of a queued job ends here; the transaction of a running job ends when the device is done */
+        /* the transaction of a queued job ends here; that of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* contexts (saved forwards) can be taken again; a device may still read their memory, which stays leased */
+    /* the contexts (saved forwards) of the job can be taken again; a device may still read their memory, which stays
+     * leased */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
@@ -185,7 +186,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* no memory for a watch: a hang-up is then noticed when the answer is sent */
+    if (watch == NULL) return; /* no memory for a watch: then a hang-up is noticed only when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

@@ -6,10 +6,11 @@
  * Ids are random and the table is small. A linear search over 16-byte keys costs a microsecond when the table is full.
  *
  * Invariants
- * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory
- *    is charged once: to `bytes` and to its caller.
- * 2. Entries in READY and TAKEN hold a reference to their job, and no others do. While an entry is RESERVED, the
- *    request that makes the context holds the job. That request fills or drops the entry before it releases the job. */
+ * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory is
+ *    charged once: to `bytes` and to its account.
+ * 2. An entry in the state READY or TAKEN holds a reference to its job, and no other entry does. While an entry is
+ *    RESERVED, the request that makes the context holds the job. That request fills or drops the entry before it
+ *    releases the job. */
 #include "server/work/contexts.h"
 
 #include <assert.h>
@@ -61,8 +62,8 @@ static bool parse_id(const char *id, uint8_t key[16])
     return id[32] == '\0';
 }
 
-/* Returns the entry of the context with this id in any state but CONTEXT_FREE, or NULL. Call this with the lock
- * held. */
+/* Returns the entry of the context (saved forward) with this id, or NULL if no entry in use has it. Call this with the
+ * lock held. */
 static struct entry *find(struct contexts *contexts, const char *id)
 {
     uint8_t key[16] = { 0 };
@@ -73,8 +74,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry and returns the reference that it held to a job, or NULL if it held none. The caller of this
- * function releases the reference after it has released the lock. */
+/* Empties the entry of a context (saved forward). Returns the reference to a job that the entry held, or NULL if it
+ * held none. The caller of this function releases the reference after it has released the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -107,7 +108,7 @@ void contexts_free(struct contexts *contexts)
     free(contexts);
 }
 
-/* Checks the limits for one more context (saved forward) of this job. Call this with the lock held. */
+/* Checks that one more context (saved forward) of this job is within the limits. Call this with the lock held. */
 static attn_status has_room(const struct contexts *contexts, const struct job *job, attn_error *err)
 {
     const struct caller *caller = job->caller;
@@ -143,7 +144,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        /* the loop ends, because count < max_count: at least one entry is free */
+        /* this loop ends at a free entry: there is at least one, because count < max_count */
         while (entry->state != CONTEXT_FREE) entry++;
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
@@ -218,8 +219,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of callers that
- * is_known() rejects. */
+/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends contexts of accounts
+ * that is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

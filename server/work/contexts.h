@@ -1,12 +1,13 @@
-/* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). Saved forwards are limited in
- * bytes, number and time, in total and for each caller. Thread-safe.
+/* contexts.h: contexts. A context is a saved forward, for one later backward: the request of the forward has the member
+ * `save`, that of the backward names the `context`. Saved forwards are limited in bytes, number and time, in total and
+ * for each account. Thread-safe.
  *
- * A context is an id of 128 random bits, a caller, and a reference to the forward's job. The job's staging memory stays
- * leased as a whole, even if the context needs a small part of it. So the whole memory is charged, once for all
- * contexts of a job, until the last of them is gone.
+ * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's staging memory
+ * stays leased as a whole, even if the context needs a small part of it. So the whole memory is charged to the account,
+ * once for all contexts of a job, until the last of them is gone.
  *
- * The first backward of the same caller that names a context takes it. The owner of that backward's request reports the
- * outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
+ * The first backward of the same account that names a context takes it. The owner of that backward's request reports
+ * the outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
  * deadline passed), the context can be taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
@@ -30,45 +31,48 @@ enum context_state {
 
 struct contexts;
 
-/* makes an empty table of contexts; aborts when out of memory */
+/* makes an empty table of contexts (saved forwards); aborts when out of memory */
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 
 /* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
  * room for its context need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's
  * id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no
- * room), QUOTA (no room for this caller), TOO_LARGE (more than the table will ever have). */
+ * room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
-/* Call this when the forward is done: its context can now be taken, and holds a reference to the job. */
+/* Call this when the forward of the context has run: a backward can now take the context, which holds a reference to
+ * the job from now on. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled context for a backward: *job becomes a new reference to the forward's job. Until contexts_finish() the
- * entry stays in the table and cannot be taken again. Errors: NOT_FOUND (unknown, another caller's, expired, used, or
- * not ready; the text is always the same), IN_USE (the same caller has taken the context and not finished). */
+/* Takes a context for a backward: *job becomes a new reference to the job of the saved forward, *item the forward's
+ * index in that job. Until contexts_finish() the entry stays in the table and cannot be taken again. Errors: NOT_FOUND
+ * (unknown, another account's, expired, used, or not ready; the text is always the same), IN_USE (the same account has
+ * taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise the
- * context can be taken again. */
+/* Ends the use of a context (saved forward) by a backward. `used`: the backward ran, and the context is removed.
+ * Otherwise the context can be taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts (saved forwards), and contexts of callers that is_known() rejects, because nobody could use
- * these contexts. A context that a backward is using stays. */
+/* Ends expired contexts (saved forwards), and those of accounts that is_known() rejects (their tokens were removed),
+ * because nobody could use them. A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
-int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of staging memory that contexts keep leased */
-/* writes the number of contexts in each state */
+/* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */
+int64_t contexts_bytes(struct contexts *contexts);
+/* writes how many contexts (saved forwards) are in each state */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
-/* Calls contexts_fill() for the contexts (saved forwards) of all items of the job that succeeded. Each of these
- * contexts then holds a reference to the job. The job's kernels must have run. */
+/* Calls contexts_fill() for the contexts (saved forwards) that the job makes, for all items (problems) that succeeded.
+ * Each of these contexts then holds a reference to the job. The job's kernels must have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts (saved forwards). The owner of the job's request calls this when the outcome is known.
- * `answered`: the kernels ran, and the client will get the results. In this case, for each problem without an error,
- * the context that it used is deleted, and the context that it made can be taken. Otherwise the used contexts can be
- * taken again, and the new ones are dropped. Further calls do nothing. */
+ * `answered`: the kernels ran, and the client will get the results. Then for each problem without an error the context
+ * that it used is deleted, and the context that it made can be taken. Otherwise the contexts that it used can be taken
+ * again, and those that it made are dropped. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -6,7 +6,7 @@
  * counted by references: the request, the device that runs the job, and each context (saved forward) hold one.
  *
  *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
- *   QUEUED      the loop owns the job
+ *   QUEUED      the main thread owns the job
  *   RUNNING     the device owns the job, and writes results and timing
  *   later       the encoder and contexts only read the job */
 #ifndef JOB_H
@@ -30,14 +30,14 @@ struct job_transaction;
 struct region_uses;
 struct request;
 
-/* A piece of a job's memory that is copied to or from a device before or after the kernels, unless the device is
- * unified (the CPU). */
+/* A piece of a job's memory that is copied to or from a device as a whole, before or after the kernels, unless the
+ * device is unified (the CPU). */
 struct job_region {
     char *memory;
     size_t bytes;
 };
 
-/* Jobs with the same `kind` may run in one batch. A job of kind 0 always runs alone. */
+/* Small jobs with the same job_kind may run together in one batch. A job of kind 0 always runs alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -45,14 +45,15 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the exact results (float64) of an item (attn_truth_some()). With `verify` the
- * device compares out with the exact out, which stays on the device. In a check the exact results go to the judge on
- * the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (problem), see attn_truth_some(). With `verify`
+ * the device compares `out` with the exact `out`, which stays on the device. In a check the exact results go to the
+ * judge on the CPU, which compares the client's results with them. */
 struct job_truth {
     bool wanted;
-    uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
-    attn_truth to;    /* for a check: the addresses, among the outputs, to which the device writes the exact results */
-    size_t bytes;     /* size of the truth (results in float64) in bytes */
+    uint64_t results; /* for a check: the tensors whose exact values are computed, as bits of attn_tensor_id */
+    /* for a check: the addresses, in the memory of the job's outputs, to which the device writes the exact results */
+    attn_truth to;
+    size_t bytes; /* size of the exact results (float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -61,7 +62,7 @@ struct job_truth {
  * and their query heads, or some rows of its batch, or some of its queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* The heads, batch rows or queries of a part, and the part's share of the job's work. */
+/* Which heads, batch rows or queries a part of a cut job has, and which share of the job's work that is. */
 struct job_range {
     int64_t first, end; /* the range consists of `first` to end - 1 */
     double share;
@@ -83,19 +84,20 @@ struct job_part {
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
-    /* true: the part has computed its own queries, and leaves, or has left, to add up a share of the gradients that are
-     * sums over all queries */
+    /* true: the part has computed its own queries, and is sent to its device once more, to add up a share of the
+     * gradients that are sums over all queries */
     bool adds;
 
-    /* Only the loop's thread uses the members from here down to handed_over. */
+    /* Only the main thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
-    bool left;           /* true: the part has left for a device in a batch */
-    /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
+    bool left;           /* true: the part has been sent to a device in a batch */
+    /* the inline slot (a stream for HTTP threads) on which an HTTP thread left the part running (INLINE_LATE); NULL:
+     * none */
     struct inline_slot *handed_over;
 
-    /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
-     * batch is back. */
-    bool ran;         /* true: the kernels ran and did not fail */
+    /* The thread that computes the part (the device's, or an HTTP thread) writes the members below. The main thread
+     * reads them when the part's batch is back. */
+    bool ran;         /* true: the part's kernels ran and did not fail */
     attn_error error; /* the reason why the part did not run */
     /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
      * NULL: none */
@@ -103,8 +105,8 @@ struct job_part {
     struct device *sums_on;
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
-    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
-     * results, and the differences that it found */
+    /* for a part of a cut job with `verify`: whether the device has compared the part's `out` with exact results, and
+     * the differences that it found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -118,8 +120,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
-     * `spare`: a second block, for outputs that did not fit. */
+    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
+     * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
      * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
@@ -130,82 +132,86 @@ struct job {
      * first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
-    double flops; /* floating-point operations of the items that a device computes */
-    /* bytes of the tensors of the items that a device computes, and of the keys and values that these items read in
-     * pages (attn_cost) */
+    double flops; /* floating-point operations of the items (problems) that a device computes */
+    /* bytes of the tensors of the items (problems) that a device computes, and of the keys and values that these items
+     * read in cache pages (attn_cost) */
     double bytes;
-    /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
+    /* seconds that a device is expected to take for all items (problems) that it computes (attn_cost_of()) */
     double seconds;
     /* the value that `seconds` would have if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
-    /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
+    /* what takes most of the time of the costliest item, as a text from attn_cost; "": the products of q, k and v */
     const char *because;
-    size_t tensor_bytes; /* bytes of the job's blocks of staging memory, which the queue counts */
+    /* bytes of the job's blocks of staging memory (memory for tensors); the queue sums them over all waiting jobs */
+    size_t tensor_bytes;
     job_kind kind;
     /* number of bytes of `inputs` that hold input tensors; an answer that fits into them may overwrite them */
     size_t inputs_used;
     struct job_region outputs; /* memory of all output tensors, one after the other */
     struct contexts *contexts;
-    struct caller *caller; /* a reference to the account to which the job is charged */
-    struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* jobs of one caller leave for a device in the order of this number, 1 before 2 */
-    /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
-     * no item uses one. */
+    struct caller *caller; /* the account (token) to which the job is charged; the job holds a reference to it */
+    /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
+    struct flow *flow;
+    int64_t priority; /* order in which the waiting jobs of one account leave for a device: 1 before 2 */
+    /* For each item (problem) a reference to the job of the saved forward (context) that the item uses, or NULL. The
+     * array is NULL if no item uses one. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* the rows of the given lse that a device must check, because only a device can read q or k; NULL: none */
+    /* The rows of the given lse that a device must check, because only a device can read q or k. NULL: none */
     attn_lse_look *lse;
-    /* address, among the outputs, to which the device writes what it computes for the check of the given lse (member
+    /* address, in the memory of the outputs, to which the device writes what it computes for that check (member
      * `lse`) */
     void *lse_found;
-    /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
-     * neither. A job with this member runs alone. */
+    /* [call->count]: what a device needs to verify each item's `out`, or to compute the exact results for a check.
+     * NULL: the job needs neither. A job with this member runs alone. */
     struct job_truth *truths;
-    /* seconds that a device is expected to take for verifying outputs in float64 (`truths`); `seconds` includes them */
+    /* seconds that a device is expected to take for computing exact outputs (`truths`); the member `seconds` includes
+     * them */
     double truth_seconds;
-    /* [call->count]: addresses, among the outputs, to which the device writes the differences between each item's
-     * outputs and the exact outputs (float64) */
+    /* [call->count]: addresses, in the memory of the outputs, to which the device writes the differences between each
+     * item's outputs and the exact outputs (float64) */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
     /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
      * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* true: the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its
-     * truth */
+    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact ones
+     * (sched/finish.h); a device may compute the exact ones */
     bool wants_judge;
     /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
      * encoded */
     bool wants_measure;
     /* true: the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
-    struct caches *caches;               /* the table of the caches that the request names */
-    struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
-    struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
-    size_t tables_used;                  /* number of bytes of `tables` in use */
-    /* true: on a GPU the job's time goes to reading memory and not to arithmetic, so a batch may have many of these
+    struct caches *caches; /* the table of the caches that the request names */
+    /* the transaction in which the job reads or extends caches (transaction.h); NULL: none */
+    struct job_transaction *transaction;
+    struct staging_block *tables; /* memory of the transaction's page tables while the transaction runs */
+    size_t tables_used;           /* number of bytes of `tables` in use */
+    /* true: on a GPU the job spends its time on reading memory and not on arithmetic, so a batch may have many such
      * jobs */
     bool memory_bound;
-    /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
+    /* number of contexts (saved forwards) that have a reference to this job; contexts.c changes it under its lock */
     int context_count;
 
-    /* Only the loop's thread uses the members from here down to given_up. */
+    /* Only the main thread uses the members from here down to given_up. */
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
     struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
-    int parts_out;               /* number of parts that are in batches and not yet back */
-    /* links in the list of all waiting jobs, and in the list of its flow (client) */
+    int parts_out;               /* number of parts that were sent to devices and are not back yet */
+    /* links in the list of all waiting jobs, and in the list of the jobs of its flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned; /* true: the loop has tried at least once to begin the job's cache transaction */
+    bool scanned; /* true: the main thread has tried at least once to begin the job's cache transaction */
     /* true: no client wants the job's result; the job keeps its request until the batch ends, because a device uses
      * the client's memory */
     bool given_up;
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* true: another job of the same KServe model is before this job in the batch */
-    /* time of the part that took longest so far; the job's times by stage are those of this part
+    /* time of the part that took longest so far; the times by stage in the answer are those of this part
      * (batch_note_times()) */
     int64_t longest_ns;
 
@@ -213,7 +219,7 @@ struct job {
     struct job_part *more_parts; /* an array with the job's other parts; NULL: there are none */
 };
 
-/* Returns the problem of an item, or NULL if the item has failed or computes nothing. */
+/* Returns the problem of an item of the body, or NULL if the item has failed or computes nothing. */
 static inline attn_problem *job_problem(const struct job *job, int item)
 {
     proto_item *const it = &job->call->items[item];
@@ -225,16 +231,18 @@ static inline attn_problem *job_problem(const struct job *job, int item)
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-/* does nothing for NULL. If holds_contexts is set, call contexts_finish_job() before the last release. */
+/* Releases a reference to the job, which is freed with the last one; does nothing for NULL. If holds_contexts is set,
+ * call contexts_finish_job() before the last release. */
 void job_release(struct job *job);
 
-/* Returns the first part of the job that has not left for a device and that this device can compute, or NULL. */
+/* Returns the first part of the job that has not left for a device yet and that this device can compute. NULL: there is
+ * none. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Records that the part leaves for a device in this batch, which gets a reference to the part's job. Returns the
+/* Records that the part leaves for a device in this batch. The batch gets a reference to the part's job. Returns the
  * part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
-/* Cuts a job that has not left for a device, and has one problem, into `count` parts, at least 2. False: out of memory,
- * and the job is as before. */
+/* Cuts a job into `count` parts, at least 2. The job has one problem, and has not left for a device. False: out of
+ * memory, and the job is as before. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
 /* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
  * a device. */
@@ -244,8 +252,8 @@ static inline bool job_is_cut(const struct job *job)
     return job_part_is_cut(&job->part);
 }
 int job_parts(const struct job *job); /* returns the number of the job's parts */
-/* True if the job is cut, some of its parts did not run because their devices were lost, and all others ran or were
- * cancelled. Other devices may then compute the job. Call this when all parts are back. */
+/* True if the job is cut and should be computed again by other devices: some of its parts did not run because their
+ * devices were lost, and all others ran or were cancelled. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
 /* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
@@ -253,8 +261,8 @@ bool job_needs_device(const struct job *job, int device);
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the memory of the job's tensors early. Call this when no one reads the tensors any more and the job has a
- * single reference. */
+/* Frees the memory of the job's tensors early. Call this when nobody reads the tensors any more, and only one reference
+ * to the job is left. */
 void job_release_memory(struct job *job);
 
 #endif

@@ -4,13 +4,13 @@
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
  * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
- * that still run count with the time since they left. Without tokens all flows belong to one caller, and the more
+ * that still run count with the time since they left. Without tokens all flows belong to one account, and the more
  * urgent job goes first.
  *
- * A batch consists of jobs that already wait; it does not wait for further jobs. A free device takes the jobs that are
- * waiting, so an idle server answers at once. Under load the jobs that arrive during a run form the next batch, and
- * batches grow with the load. A busy CPU gets a second batch only when that batch is full, because until then it can
- * still grow.
+ * A batch consists of jobs that already wait. It does not wait for further jobs (unless --batch-window-us is set). A
+ * free device takes the jobs that are waiting, so an idle server answers at once. Under load the jobs that arrive
+ * during a run form the next batch, and batches grow with the load. A busy CPU gets a second batch only when that batch
+ * is full, because until then it can still grow.
  *
  * Invariants
  * 1. The next batch for a device begins with the first job that may leave for this device, from the flow with the least
@@ -113,8 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Call this after each change of the list. Copies the number of the list's jobs and their bytes to the two variables
- * that other threads read. */
+/* Other threads read only copies of the number of the list's jobs and of their bytes. This function updates the copies,
+ * so it is called after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -157,7 +157,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list; `job` stands somewhere behind `other`. */
+/* Swaps two jobs of the list. `other` must stand before `job` in the list. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -167,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same caller. The jobs of the caller swap places, so
- * the positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must
- * be executed in order of arrival. */
+/* Moves the last job of the queue before less urgent jobs of the same account. It swaps places with them, so the
+ * positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must run
+ * in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -181,8 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned job.
-         * So a job that moves back must not count as scanned. */
+        /* `other` moves towards the end of the queue. begin_transactions() searches from the end for jobs that were not
+         * scanned, and stops at the first scanned job, so `other` must not count as scanned any more. */
         other->scanned = false;
     }
 }
@@ -290,7 +290,8 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the flow's first job that may leave for a device, or NULL if there is none among its first `most` jobs. */
+/* Returns the first job of the flow (client) that may leave for the device now, or NULL if there is none among its
+ * first `most` jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -298,7 +299,8 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job a goes to a device before job b. The jobs' priorities count only if both jobs are of one caller. */
+/* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients). The
+ * jobs' priorities count only if both jobs are of one account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;

@@ -2,8 +2,8 @@
  *
  * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
  * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
- * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the loop's
- * thread uses the functions for jobs. This file has no sockets and no timers. */
+ * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the main thread
+ * uses the functions for jobs. This file has no sockets and no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -17,79 +17,80 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of slots that are taken; each request takes one */
-        int limit;         /* upper bound of `count`: the number of slots */
+        _Atomic int count; /* number of slots of this kind that requests have taken */
+        int limit;         /* upper bound of `count`: the number of slots of this kind */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses the members of the queue from here down to `bytes`. */
+    /* Only the main thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* list of all waiting jobs, linked by in_queue: in order of arrival, but an urgent job may stand before less urgent
-     * jobs of its caller */
+    /* list of all waiting jobs, linked by in_queue, in order of arrival; but an urgent job may stand before less urgent
+     * jobs of its account */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow (share of device time) of all jobs for which no other flow is set */
-    int64_t virtual_ns; /* virtual time (queue.c) of the flow that was served last */
+    struct flow nobody; /* the flow (share of device time) of all jobs that have no flow of their own */
+    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and `bytes` of the list, for other threads */
+    _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and of the sum of the jobs' bytes, for other threads */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
 
 /* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
-/* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share
- * is used up). */
+/* Takes a slot of the queue for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the
+ * account's share is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could take a slot of the queue now. The server calls this after the headers of a request, so
  * that a client whose request is refused need not send its body. */
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
-/* Returns the number of seconds, 1 to 30, after which a refused client should come back: the waiting work divided by
- * the recent rate. */
+/* Returns after how many seconds, 1 to 30, a refused client should try again: the waiting work divided by the recent
+ * rate. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
-/* Reports the number of jobs that wait for a device, and the bytes of their tensors. */
+/* Reports how many jobs wait for a device, and how many bytes their tensors have. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
-/* ---- Jobs that wait; only the loop's thread calls these functions ------------------------------------------------ */
+/* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
 /* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
- * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while
- * the job waits in the queue. */
+ * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds a reference to its
+ * flow (client) while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch that begins with the job `job` may leave for
- * the device now. If has_room is NULL, any batch may leave. */
+/* Says for which device queue_take() chooses a batch. has_room() tells whether a batch that begins with the job `job`
+ * may leave for the device now. If has_room is NULL, any batch may leave. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);
     void *context;
 };
 
-/* Takes the next batch for a device: the job with which it begins (the leader, see queue.c) and jobs that may run with
- * the leader, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and returns their
- * number. With a window (--batch-window-us), the result is 0 while the batch is not full and the leader has waited for
- * less than the window; *wait_ns is then the time left. Otherwise *wait_ns is 0. */
+/* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
+ * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
+ * returns their number. If --batch-window-us sets a window, the result is 0 while the batch is not full and the leader
+ * has waited for less than the window; *wait_ns is then the time left. Otherwise *wait_ns is 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (see queue.c). NULL stands for the flow of all jobs without a flow of their own. */
+/* Returns the flow's virtual time (see queue.c). NULL stands for the flow that all jobs without a flow of their own
+ * share. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
  * set to that time, so that an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow (client) leaves the queue. Raises the queue's virtual time to the time that the flow
- * has used, without the time of work that still runs. */
+/* Call this when work of the flow (client) leaves the queue. The queue's virtual time is raised to that of the flow,
+ * without the time of work that still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* Call queue_flow_runs() when a batch led by a job of this flow has left for a device at the time left_ns, and
- * queue_flow_ran() when the batch is back. `flow` may be NULL. */
+/* Call queue_flow_runs() when a batch has left for a device at the time left_ns, and queue_flow_ran() when it is back.
+ * `flow` is the flow of the batch's first job, or NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

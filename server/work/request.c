@@ -1,4 +1,5 @@
-/* request.c: makes, moves and frees requests, and checks their changes of state against the table of owners. */
+/* request.c: makes and frees requests, moves them from state to state, and checks each move against the table of states
+ * in request.h. */
 #include "server/work/request.h"
 
 #include <assert.h>
@@ -22,7 +23,7 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* the slot in the queue that a request in this state needs; CALLER_PLACES: none */
+    enum caller_place place; /* the kind of slot in the queue that a request in this state needs; CALLER_PLACES: none */
     unsigned to;             /* the states to which a request in this state may move, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },

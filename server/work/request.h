@@ -2,7 +2,8 @@
  *
  * A request has one owner (thread) at a time, and the hand-over to the next owner is the only synchronisation. The
  * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the
- * old one wrote. The table below is executable: request_move() asserts it and counts the moves for /metrics. */
+ * old one wrote. request_move() checks each move from state to state against the table below, and counts the moves for
+ * /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -25,12 +26,13 @@ struct hangup_watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* Each state: its id, label in /metrics, the role of the owner, the slot in the queue, the next states.
+/* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the slot in the
+ * queue that the request needs, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If its job runs,
- * the job is left to the device, and freed when the device returns it. The device returns the job soon, because a
- * batch that no request waits for is cancelled. A request whose job uses its client's memory in place is held until the
- * job ends, unless the device hangs or the server ends. A state ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If its job runs
+ * at that time, the device keeps the job, and the job is freed when the device returns it. The device returns the job
+ * soon, because a batch that no request waits for is cancelled. A request whose job uses its client's memory in place
+ * is held until the job ends, unless the device hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
@@ -58,13 +60,13 @@ enum request_state {
         REQUEST_STATE_COUNT
 };
 
-/* Sets the role of the calling thread (HTTP, loop, device). Each thread calls this before it uses requests. */
+/* Sets the role of the calling thread: HTTP, main or device thread. Each thread calls this before it uses requests. */
 void request_set_role(enum role role);
 enum role request_role(void);
 
 const char *request_state_label(enum request_state state);
 bool request_may_move(enum request_state from, enum request_state to);
-/* Returns the number of requests for tensors that are in this state now. Probes and pages are not counted. */
+/* Returns how many requests for tensors are in this state now. Probes and pages are not counted. */
 int request_count(enum request_state state);
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
@@ -101,17 +103,19 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* the message by which an HTTP thread sends the request to the loop's mailbox */
+    struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() includes the request */
+    bool counted; /* true: request_count() counts this request, because it is one for tensors */
     struct server *server;
-    int socket; /* the connection's socket, watched for a hang-up and never closed here */
+    int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
     /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
      * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
-    struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */
-    /* a reference to the flow (client) that is charged; NULL: the request has used no device time yet */
+    /* the account (token) of the client, to which the request holds a reference; NULL: not determined yet, or
+     * refused */
+    struct caller *caller;
+    /* the flow (client) to which device time is charged, a reference; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -120,13 +124,14 @@ struct request {
     const proto_model *model;      /* the KServe model in the path; NULL: none */
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
-    struct staging_block *block; /* block of staging memory into which the parser writes tensors */
-    size_t counted_bytes;        /* bytes of `text` or of the answer that are counted as staging memory */
-    /* the tensors in shared memory to which the body refers, until the job takes them over; NULL: none */
+    struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
+    /* how many bytes of `text`, or of the answer, are charged as if they were in staging memory (memory for tensors) */
+    size_t counted_bytes;
+    /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
     char *text; /* the body, from malloc(), for a route that keeps the body as text */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has got */
+    uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* value of the header X-Request-Timeout-Ms; -1: not given */
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
@@ -140,7 +145,7 @@ struct request {
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
-    /* While the request waits, only the loop's thread uses the members from here on. */
+    /* While the request waits, only the main thread uses the members from here on. */
     struct deadline deadline;
     /* true: the request cannot go back to its HTTP thread yet, because another thread checks its body, or uses its
      * client's shared memory. */
@@ -167,8 +172,8 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* Records an error found in the request's job. Only the job's owner may call this. The error's pointer is translated
- * into a pointer into the body that the client sent. */
+/* Records an error that was found in the request's job. Only the job's owner may call this. The error points at a
+ * member of the problem; this function changes that into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* Takes a slot in the queue for the request and releases the present one. A request takes a slot before it moves to a
@@ -176,12 +181,12 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Records the size of the request's text or answer, which is in memory outside the staging memory. Growth is charged
- * to the request's caller as staging memory. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer, which is not in staging memory (the pool for tensors) but counts as
+ * such: growth is charged to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared
- * memory. */
+/* Releases what the request needed only while it was received: its parser, its slot in the queue, its memory for
+ * tensors, and its references to shared memory. */
 void request_drop_body(struct request *request);
 
 /* Makes an id of 16 hexadecimal digits. Two equal ids are unlikely, in this process and across processes. */

@@ -1,4 +1,5 @@
-/* server.h: the struct that all parts of the daemon share. main.c fills it in order and empties it in reverse. */
+/* server.h: the struct that all parts of the daemon share. main.c fills in its members when the server starts, and
+ * empties them in reverse order when it stops. */
 #ifndef SERVER_H
 #define SERVER_H
 
@@ -38,10 +39,11 @@ struct server {
     const struct config *config;
     proto_limits limits;
     int64_t started_ms;
-    _Atomic int phase;              /* the phase of the server, a value of enum server_phase */
-    _Atomic int64_t drain_since_ms; /* time at which the drain began; 0: the server is not draining */
-    _Atomic bool stopping;          /* true: the server stops, and from now on no connection may be suspended */
-    _Atomic int suspended;          /* number of connections that are suspended or about to be suspended */
+    _Atomic int phase; /* the phase of the server, a value of enum server_phase */
+    /* time at which the drain began (the server finishes requests, then stops); 0: the server is not draining */
+    _Atomic int64_t drain_since_ms;
+    _Atomic bool stopping; /* true: the server stops, so no connection may be suspended any more */
+    _Atomic int suspended; /* number of connections that are suspended or about to be suspended */
 
     struct staging_pool *staging;
     /* true: a driver holds the pages of the staging memory (pinned), so that devices can copy from and to it */

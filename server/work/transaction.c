@@ -1,7 +1,8 @@
 /* transaction.c: see transaction.h.
  *
- * The problem of a decode is a forward with page_table (kernels/attention.h). k and v are views of the pool. A page's
- * number is that of its first granule, so the stride of the page axis is one granule for pages of any size:
+ * The problem that a device computes for a decode is a forward with page_table (kernels/attention.h). Its k and v are
+ * views of the pool, which is the memory of all pages. A page's number is that of its first granule, so the stride of
+ * the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same, behind the keys of the page and with Dv; for a latent cache, v = k */
@@ -20,7 +21,7 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    /* a row of zeros in place of a page table, for the check of the problem before the transaction begins */
+    /* a row of zeros that stands for the page table when the problem is checked, before the transaction begins */
     int32_t *table;
     /* id of the cache that was made because this request starts a sequence; empty: none */
     char started[CACHE_ID_BYTES];
@@ -38,7 +39,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks one size of a tensor (k or v) that the request appends to caches. */
+/* Checks the size of one axis of k or v, which the request appends to caches: it must be `want`. `of` says what has
+ * that size. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -70,7 +72,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that k and v, if the request gives them, fit the caches, and makes them the keys and values that the
+/* If the request gives k and v, checks that they fit the caches, and makes them the keys and values that the
  * transaction appends. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
@@ -92,8 +94,8 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error names q and the caches, and not k, because a client that sends q may not
- * have sent k. */
+/* Checks that q fits the caches. The error speaks of q and the caches and not of k, because a client that sends q may
+ * not have sent k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -126,7 +128,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Lets the problem's tensors refer to the pool of pages (k, v) and to the transaction's tables. */
+/* Makes k and v of the problem views of the pool of pages, and lets the problem use the transaction's page table and
+ * lengths. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -144,19 +147,20 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    /* at least one column, because a page table must have one even if all caches are empty */
+    /* at least one column, even if all caches are empty, because a page table must have one */
     if (step->most == 0) step->most = 1;
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so
-     * all rows of the table are the same row of zeros. */
+    /* Before the transaction begins there is no page table, but the problem is checked. The check accepts any page
+     * numbers, so all rows of the table are one row of zeros (stride 0). */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* the caches of a request have different lengths, so the last column of the mask
-                                      * belongs to the last key of each row */
+                                     /* The caches of a request have different lengths, so the mask is aligned to their
+                                      * ends: its last column belongs to the last key of each cache. */
                                      0;
-    /* key_mass and the default region (the keys that are observed) end where the longest cache ends */
+    /* `observe` counts keys up to the end of the longest cache, in key_mass and in the region that it observes by
+     * default */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
@@ -175,8 +179,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Changes an error about the cache of a new sequence so that it names a tensor instead, because the cache gets its
- * sizes from the request's tensors. */
+/* Changes an error about the cache of a new sequence so that it names a tensor of the request. The cache gets its sizes
+ * from the request's tensors, and the client knows nothing of the cache. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -262,8 +266,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited usually cannot begin yet, so caches_ask() tests this before memory is leased. A new
-     * transaction usually can begin, so caches_ask() is not called for it. */
+    /* A transaction that has waited before usually still cannot begin. caches_ask() tests that first, so that no memory
+     * is leased in vain. A new transaction (scan 0) usually can begin, so this test is left out. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

@@ -2,8 +2,8 @@
  * problem that a device computes for it. The transaction itself is a struct cache_step (caches.h).
  *
  *   transaction_prepare()  by the thread that prepares the job: checks the caches, completes and checks the problem
- *   transaction_begin()    by the loop, repeated until it begins: puts page tables into staging memory
- *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
+ *   transaction_begin()    by the main thread, repeated until it begins: puts page tables into staging memory
+ *   transaction_end()      by the main thread, after the device: commits or not, even if no request waits any more
  *   transaction_free()     when the job is freed
  *
  * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). An HTTP
@@ -13,10 +13,10 @@
 
 #include "server/work/job.h"
 
-/* Prepares the transaction of a call that has one item without an error. For an append, `ids` has the one cache that
- * the path names. */
+/* Prepares the cache transaction of a request that has one problem without an error. For an append, the only cache is
+ * the one that the path names. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
-/* Begins the transaction. caches_begin() explains `scan`, *wait and the errors. */
+/* Begins the transaction. caches_begin() in caches.h explains `scan`, *wait and the errors. */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void transaction_end(struct job *job, bool commit);
 /* True between a transaction_begin() that succeeded and transaction_end(). False for a job without a transaction. */
@@ -24,14 +24,14 @@ bool transaction_has_begun(const struct job *job);
 /* True once the new keys and values are in the caches. From then on no error may be answered, because an error would
  * say that nothing changed. */
 bool transaction_is_committed(const struct job *job);
-void transaction_free(struct job *job); /* does nothing for a job without a transaction */
+void transaction_free(struct job *job); /* frees the job's transaction; does nothing for a job without one */
 
 /* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Pages that forks share
  * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to the array of
- * moves. */
+/* Returns how many copies (moves) the device makes before it computes, and sets *moves to the array that describes
+ * them. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif

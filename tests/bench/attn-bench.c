@@ -43,17 +43,18 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* The bits of the gradients of options (dsinks, dbias, dalibi_slopes). A backward computes one of these gradients only
- * if --grads names it. */
+/* BIT(id) stands for tensor `id` in a set of tensors. OPTION_GRADIENTS is the set of gradients that a backward
+ * computes only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
-    bool no_lse; /* the forward computes only out, without lse */
+    bool no_lse; /* the forward writes `out`, but not `lse` */
     /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
     bool reading;
-    /* number of packed sequences, whose lengths follow; 0: not packed; otherwise B, Sq and Sk are ignored */
+    /* number of packed sequences, whose lengths are in `lengths`; 0: not packed. With packed sequences, B, Sq and Sk
+     * are ignored */
     int sequences;
     int32_t lengths[MOST_SEQUENCES];
     /* FlashMask of this many equal documents, in which each query sees only keys of its own document; 0: no mask */
@@ -63,19 +64,19 @@ struct options {
     bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
-    bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
+    bool truth; /* attn_truth_some() is timed, which computes results in float64; false: the kernels are timed */
     double softcap, scale, dropout;
-    double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
+    double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
-    bool each_head;     /* bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
-    bool forward_first; /* a backward computes out and lse itself instead of receiving them */
+    bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
+    bool forward_first; /* true: a backward computes out and lse itself; false: it receives both */
     /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and
      * for the first `padded` keys, and 0 for all other keys; false: the bias is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
-    uint64_t observed;  /* outputs of an observe, one bit each */
-    bool given_lse;     /* an observe is given an lse of random numbers */
+    uint64_t observed;  /* the outputs that an observe (a request for attention weights) computes, one bit each */
+    bool given_lse;     /* an observe receives an lse, which has random numbers */
     uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
@@ -109,7 +110,7 @@ static double median(double *times, int count)
     return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
 }
 
-/* ---- The numbers in tensors -------------------------------------------------------------------------------------- */
+/* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
 /* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform numbers. Only the first PATTERN
  * numbers are drawn; the rest of the tensor repeats them. PATTERN is prime, so that no kernel can benefit from the
@@ -138,14 +139,14 @@ struct machine {
     attn_device_info info;
 };
 
-/* Memory of one tensor on the host and on the device. */
+/* Memory of one tensor: a block on the host and a block on the device. */
 struct block {
     void *host, *device;
     int64_t bytes;
 };
 
-/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many first keys each batch row shares
- * with other rows). */
+/* Indices of a problem's blocks of memory: one block for each tensor, and one for prefix_keys (how many first keys
+ * each batch row shares with other rows). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call; every failure ends the program */
@@ -167,7 +168,7 @@ static void give_memory(struct machine *m, attn_tensor *t, struct block *b)
     t->data = b->host;
 }
 
-/* Checks that every element of an output is a number. */
+/* Copies an output from the device, and fails if one of its elements is NaN. */
 static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, const struct block *b)
 {
     int64_t elements = 0;
@@ -182,7 +183,7 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* Makes an int32 tensor with the values `values`, on the host and on the device. */
+/* Makes an int32 tensor of the numbers `values`, on the host and on the device. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -254,8 +255,8 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Fills a keep_mask that keeps a random share of the keys, and the first key of each row. The seed is the same in each
- * run. */
+/* Fills a keep_mask that keeps a random fraction of the keys, and the first key of each row. The seed is the same in
+ * each run. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -358,7 +359,8 @@ struct truth {
     attn_truth to;
 };
 
-/* Allocates memory for the float64 results and the workspace. The problem's tensors are in host memory. */
+/* Allocates memory for the float64 results, and the workspace (scratch memory) for computing them. The problem's
+ * tensors are in host memory. */
 static void truth_open(struct machine *m, const attn_problem *p, struct truth *t)
 {
     attn_truth_cost cost;
@@ -533,7 +535,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (o->truth) continue; /* attn_truth_some() writes results of its own, and no tensor of the problem */
+        /* attn_truth_some() writes into struct truth, and leaves the problem's outputs as they are */
+        if (o->truth) continue;
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -574,8 +577,8 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* Times one query, and a few queries, over many keys. The largest sizes are left out if the device shares the host's
- * memory, as a CPU does. */
+/* Times one query, and then a few queries, over many keys. Leaves out the largest sizes if the device shares the
+ * host's memory, as a CPU does. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -600,8 +603,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times masks and lengths, each beside the plain problem that it is compared with. Lengths are as long as --tokens
- * allows. */
+/* Times each mask, and each kind of lengths, beside a problem of the same size without them. Lengths are as long as
+ * --tokens allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -623,7 +626,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    /* times packed sequences, and then sequences of equal lengths with as many pairs of a query and a key */
+    /* times packed sequences of random lengths, and then sequences of equal lengths that have as many pairs of a
+     * query and a key */
     o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
@@ -676,9 +680,10 @@ static void sweep_observe(struct machine *m, const struct options *given)
     }
 }
 
-/* ---- Measuring the codec of bodies ------------------------------------------------------------------------------- */
+/* ---- Measuring how fast request bodies are read and written ------------------------------------------------------ */
 
-/* Memory that grows by reallocation and is aligned to 64 bytes, like the server's staging memory. */
+/* Memory that grows by reallocation and is aligned to 64 bytes, as the memory into which the server reads request
+ * bodies. */
 struct arena {
     void *base;
     size_t bytes, used;
@@ -712,8 +717,8 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Makes the body of a forward whose q has one row and whose k and v have `keys` rows, with 8 heads of 64 float16
- * numbers. */
+/* Makes the request body of a forward whose q has one row and whose k and v have `keys` rows, with 8 heads of 64
+ * float16 numbers. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
@@ -777,7 +782,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* measures the reading of a whole body: scanner, base64, the JSON that remains, and the checks */
+    /* measures the reading of a whole request body: scanner, base64, the JSON that remains, and the checks */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -904,7 +909,7 @@ static uint64_t gradients(const char *text)
     }
 }
 
-/* Checks that each requested gradient belongs to an option that the problem has. */
+/* Fails if --grads names a gradient whose option (bias, sinks or ALiBi) the problem does not have. */
 static void check_gradients(const struct options *o)
 {
     const struct {
@@ -1132,7 +1137,8 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    /* each row is printed with the command that measures the same row again; in JSON mode the command goes to stderr */
+    /* prints the command that was called before the rows that it measures, so that they can be measured again; in
+     * JSON mode the command goes to stderr */
     {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);

@@ -44,9 +44,10 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
+    /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
+    int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* scale of 0 means the default */
+    double scale, softcap, dropout; /* a scale of 0 stands for the default */
     /* the bias of a hidden pair of query and key; hidden are pairs above the causal diagonal, and pairs with one of the
      * first `padded` queries or keys; 0: no bias */
     double hidden;
@@ -164,7 +165,7 @@ static double seconds_of(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- The inputs of problems -------------------------------------------------------------------------------------- */
+/* ---- Making the inputs of problems ------------------------------------------------------------------------------- */
 
 static double next_normal(void)
 {
@@ -278,7 +279,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes the inputs of a backward (out, lse and dout) by running its forward. */
+/* Makes the inputs that only a backward has: out and lse, by running the forward, and dout. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {
@@ -358,8 +359,8 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem and prints a line about it. Returns whether the estimate of its time is off by a factor below
- * MOST_OFF. */
+/* Measures a problem, and prints a line about it. Returns whether measured time and estimate differ by a factor
+ * below MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

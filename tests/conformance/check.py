@@ -15,7 +15,7 @@ import golden
 
 def errors(got, want):
     """Returns (relative Frobenius error of the finite entries, largest absolute error divided by the largest number,
-    note). Both errors are inf if the two tensors differ in infinities or NaNs."""
+    note). Both errors are inf if only one of the two tensors has infinities or NaNs at some place."""
     g, w = golden.dec(got), golden.dec(want)
     if g.shape != w.shape:
         return float('inf'), float('inf'), f'shape {g.shape} not {w.shape}'
@@ -32,7 +32,7 @@ def errors(got, want):
 
 
 def judge(case, status, answer):
-    """Returns (the worst error as a multiple of its limit, what is wrong or '')."""
+    """Returns (the worst error as a multiple of its limit, what is wrong with the answer or '')."""
     if status != 200:
         return float('inf'), f'{status} {str(answer.get("detail", answer))[:140]}'
     worst = 0.0

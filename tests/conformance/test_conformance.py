@@ -23,7 +23,7 @@ def test_answer_agrees_with_float64(server, make):
 
 
 def test_the_judge_is_no_rubber_stamp(server):
-    """check.judge() notices a changed answer, a missing tensor and a refusal."""
+    """check.judge() must notice a changed answer, a missing tensor and a refusal."""
     case = dict(golden.all_cases(1))['fwd_float32_d64_causal']()
     answer = server.post(case['endpoint'], case['request']).json()
     assert not check.judge(case, 200, answer)[1]

@@ -96,8 +96,8 @@ if have kubectl && kubectl kustomize --help >/dev/null 2>&1; then
     for overlay in $overlays; do check "k8s/overlays/$overlay: kubectl kustomize" render deploy/k8s/overlays/$overlay $work/$overlay.yaml; done
     check "k8s/components/keda: kubectl kustomize" render $work/keda $work/keda.yaml
 else skip "k8s: no kubectl"; fi
-# kubernetes-validate knows all members of Kubernetes' own types. It has no schema for other types (PodMonitor,
-# ScaledObject, KServe's types), and prints that.
+# kubernetes-validate knows all members of Kubernetes' own types. For other types (PodMonitor, ScaledObject, KServe's
+# types) it has no schema, and says so in its output.
 validate() {
     kubernetes-validate --strict "$1" 2>&1 | tee "$work/validate" && ! grep -q '^ERROR' "$work/validate" && grep -q 'passed' "$work/validate"
 }
@@ -136,8 +136,8 @@ if have promtool; then
     check "prometheus/alerts_test.yml: promtool test rules" promtool test rules deploy/prometheus/alerts_test.yml
 else skip "prometheus/: no promtool"; fi
 
-# NGINX resolves the names of its servers when it starts, so here 127.0.0.1 replaces them. NGINX writes
-# into a folder of this script.
+# NGINX must resolve the names of its servers when it starts, so here 127.0.0.1 replaces them. NGINX writes into a
+# folder of this script.
 nginx_test() {
     mkdir -p $work/nginx && sed -E 's/\battnd-[0-9]+:/127.0.0.1:/' "$1" >$work/nginx/attnd.conf &&
         printf 'pid %s/nginx.pid; error_log stderr; events {} http { access_log off; include %s; %s }\n' "$top/$work/nginx" "$top/$work/nginx/attnd.conf" \

@@ -37,7 +37,7 @@ class Tally:
         self.passed = self.failed = self.skipped = 0
 
     def check(self, what, good, detail=''):
-        """Counts and prints the result of one check. `what` is the check's name, and `detail` is what was measured."""
+        """Counts the result of one check, and prints it. `what` is the check's name, and `detail` is what was measured."""
         if good:
             self.passed += 1
         else:

@@ -36,7 +36,7 @@ class Load:
     def __init__(self, host, port):
         self.host, self.port = host, port
         self.lock = threading.Lock()
-        # number of answers by status: for requests sent before the signal, and for requests sent after it
+        # number of answers with each status: to requests sent before the signal, and to requests sent after it
         self.before, self.after = collections.Counter(), collections.Counter()
         self.lost, self.at_the_door, self.signalled, self.stop = [], 0, False, False
 

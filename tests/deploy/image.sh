@@ -80,8 +80,8 @@ make_base() {
     noble) mirror=${IMAGE_MIRROR:-http://archive.ubuntu.com/ubuntu} components=main,universe ;;
     *) mirror=${IMAGE_MIRROR:-http://deb.debian.org/debian} ;;
     esac
-    # An older debootstrap has no script for a newer release. The script of an older release works too, but without that
-    # release's keyring.
+    # An older debootstrap has no script for a newer release. The script of an older release works too, but without the
+    # newer release's keyring.
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     [ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || verify=--no-check-gpg
     echo "== a base of debootstrap --variant=minbase $suite"
@@ -205,7 +205,7 @@ answers() {
         "k":{"shape":[1,2,1,2],"dtype":"float32","data":[1,0,0,2]},"v":{"shape":[1,2,1,2],"dtype":"float32","data":[1,2,3,4]}}')
     case $got in *'[1.5378'*',2.5378'*) ;; *) echo "          $got" && false ;; esac
 }
-# No program of the image may write anywhere: not even root in this mount namespace can.
+# Checks that the image's programs cannot write anywhere: not even root can, among the mounts that they see.
 read_only() { ! within chroot "$1" /bin/sh -c ': >/probe' 2>/dev/null && ! within chroot "$1" /bin/sh -c ': >/tmp/probe' 2>/dev/null; }
 process_one() { equals "$(awk '/^NSpid:/ { print $NF }' "/proc/$container/status")" 1; }
 capabilities() { equals "$(awk '/^Cap(Inh|Prm|Eff|Bnd|Amb):/ { print $2 }' "/proc/$container/status" | sort -u)" 0000000000000000; }

@@ -40,7 +40,7 @@ def source_number(path, name):
 
 
 def drain_ms(environment):
-    """Returns the milliseconds that attnd drains under these environment variables (--drain-ms)."""
+    """Returns for how many milliseconds attnd drains with these environment variables (--drain-ms)."""
     default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config_table.c')).group(1))
     return int(environment.get('ATTND_DRAIN_MS', default))
 
@@ -50,7 +50,7 @@ def seconds(duration):
 
 
 def check_names():
-    """Checks that every ATTND_ variable and every attnd_ metric that deploy/ mentions exists."""
+    """Checks that all ATTND_ variables and attnd_ metrics which deploy/ mentions exist in attnd."""
     options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config_table.c')))
     flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config_table.c'), re.M)) | {'help', 'version'}
     metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
@@ -63,14 +63,14 @@ def check_names():
     for path, content in names.items():
         for name in set(re.findall(r'\bATTND_[A-Z_]+\b', content)):
             count += 1
-            # deployment.yaml mentions variables that Kubernetes itself sets, in a comment that warns of them
+            # a comment of deployment.yaml warns of variables that Kubernetes itself sets; they are no options
             if name not in options | compose_only | ({'ATTND_PORT', 'ATTND_SERVICE_HOST'} if 'deployment' in path else set()):
                 unknown.append(f'{path}: {name}')
         for name in set(re.findall(r'\battnd_[a-z_]+\b', content)) - {'attnd_by_session'}:
             count += 1
             base = re.sub(r'_(bucket|sum|count)$', '', name)
-            # In a proxy's configuration, a name with the prefix attnd_ may be an upstream or a recorded series. Only
-            # names that look like metrics are checked there.
+            # In a proxy's configuration, a name with the prefix attnd_ may be a group of servers or a recorded series.
+            # Only names that look like metrics are checked there.
             if name not in metrics and base not in metrics and path.split('/')[1] not in ('nginx', 'envoy'):
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))

@@ -85,8 +85,8 @@ class Mix:
         self.start(0.7, self.crowd)
 
     def also(self, server):
-        """Sends small requests to another server too. It has two devices, and the first, which would suffice alone,
-        fails."""
+        """Sends small requests to another server too, which has two devices. The first device, which is fast enough for
+        all requests, fails."""
         def one():
             status = server.post(FORWARD, problem(16)).status
             self.seen[f'failing {status}'] = self.seen.get(f'failing {status}', 0) + 1
@@ -212,7 +212,7 @@ class Prometheus:
         within 60 s."""
         def found():
             at = time.time()
-            time.sleep(1.5)  # scrapes that are under way end within this time
+            time.sleep(1.5)  # a scrape that has begun ends within this time
             up = [v for _, v in self.query('up{job="attnd"}', at)]
             return at if up == [1, 1] and self.query('attnd_device_errors_total > 0', at) else None
         return eventually(found, 60)
@@ -353,7 +353,8 @@ def run(tally, seconds):
                 return
             mix = Mix(server)
             time.sleep(seconds)
-            mix.also(failing)  # started only now, because the device's failure must lie inside the queries' window
+            # starts these requests only here, because the device's failure must lie inside the queries' window
+            mix.also(failing)
             prometheus.at = prometheus.moment()
             if not tally.check('Prometheus sees both attnd, and the failure of a device', bool(prometheus.at)):
                 return

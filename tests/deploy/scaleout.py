@@ -59,7 +59,7 @@ def problem(S=2, **more):
 
 
 class Proxy:
-    """A proxy as a child process that listens on self.port. The class Server's methods send requests to it."""
+    """A proxy as a child process that listens on self.port. It inherits from Server the methods that send requests."""
     url = property(lambda self: f'http://127.0.0.1:{self.port}')
 
     def __init__(self, ports, folder):
@@ -108,7 +108,7 @@ def replace_once_or_more(text, pattern, new):
 
 class Nginx(Proxy):
     name = 'nginx'
-    # after one server died: the largest share of the other servers' sessions that may move to another server
+    # after one server died: the largest fraction of the other servers' sessions that may move to another server
     may_stray = 0
 
     def configure(self, ports):
@@ -147,7 +147,7 @@ class Nginx(Proxy):
 
 class Envoy(Proxy):
     name = 'envoy'
-    may_stray = 0.1  # Envoy's table of sessions (Maglev) promises only that few of them move
+    may_stray = 0.1  # Envoy's table of sessions (Maglev) promises only that few sessions move
 
     def configure(self, ports):
         with open(os.path.join(DEPLOY, 'envoy', 'envoy.yaml')) as f:
@@ -195,8 +195,8 @@ def forwards(servers):
 
 
 def process_of(proxy, servers, session, times=1):
-    """Sends `times` requests of one session. Returns the index of the server that answered each, from the servers' own
-    counters."""
+    """Sends `times` requests of one session. Returns for each the index of the server that answered it, from the
+    servers' own counters."""
     before = forwards(servers)
     for _ in range(times):
         answer = proxy.ask('POST', FORWARD, problem(), {'X-Session-Id': session})
@@ -206,7 +206,7 @@ def process_of(proxy, servers, session, times=1):
 
 
 def settle(servers):
-    """Waits until the servers have ended the requests that wrk left unfinished when its time was over."""
+    """Waits until the servers have answered the requests that wrk sent and did not wait for."""
     def still():
         before = forwards(servers)
         time.sleep(0.2)
@@ -275,8 +275,8 @@ def test_bodies(tally, proxy):
 
 
 def test_end_one(tally, proxy, servers, sig, seconds):
-    """Runs wrk for `seconds`, and sends the signal to the last server after a third of that time. Returns the time of
-    the signal."""
+    """Runs wrk for `seconds`, and sends the last server the signal after a third of that time. Returns the time of the
+    signal."""
     name, victim = signal.Signals(sig).name, servers[-1]
     before, failed_before = forwards(servers), len(proxy.failures())
     wrk = start_wrk(proxy.url, seconds)
@@ -318,7 +318,7 @@ def again(servers):
 
 
 def has_work(proxy, server):
-    """Sends a few requests without a session. Returns whether the server has got one of them."""
+    """Sends a few requests without a session. Returns whether the last server has got one of them."""
     for _ in range(2 * SERVERS):
         proxy.ask('POST', FORWARD, problem())
     return server.metric('attnd_requests_total', endpoint='forward') > 0

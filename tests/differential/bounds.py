@@ -56,7 +56,8 @@ SIGMAS = 4
 # Error of a score relative to its parts. A kernel rounds four times: the product, its sum with bias and distance, the
 # conversion to base 2, and the difference with lse.
 BLUR = 2.0 ** -22
-# a bias above this size adds no rounding error: either no product changes it, or the kernel computes its row in double
+# a bias above this size adds no rounding error: either no product is large enough to change it, or the kernel computes
+# its row in double
 DROWNS = 1e37
 MOST = 200.0       # largest exponent used: e^200 exceeds float32, and its square is still within float64
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}
@@ -68,8 +69,8 @@ def grown(x):
 
 
 def blur_of_scores(p, x, b, h, exact):
-    """Returns the errors b_ij of one head's scores, without the error of lse. With `exact`, products have no rounding
-    error."""
+    """Returns the errors b_ij of one head's scores (see the head of this file), without the error of lse. With `exact`,
+    products have no rounding error."""
     parts = np.zeros_like(x.z) if exact else np.abs(x.q) @ np.abs(x.k).T * abs(x.scale)
     if p.get('softcap', 0) > 0:
         parts = np.minimum(parts, 8 * p['softcap'])
@@ -105,8 +106,8 @@ def of_lse(p, exact):
 
 
 class Errors:
-    """The errors r (of P) and t (of delta) of this file's head comment, and what they consist of, for the rows of one
-    head."""
+    """The errors of the probabilities P (r) and of delta (t) in the rows of one head, and what they consist of. The
+    head of this file defines r and t."""
 
     def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
         out, self.P, top, rest, empty = x.statistics(p)

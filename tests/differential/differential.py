@@ -39,7 +39,7 @@ LIMITS = {
     'float8_e4m3fn': (4e-2, 0, 0, 1e-4, 2e-38),
 }
 LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
-WIDE_SHARE = 0.05  # share of the problems whose D or Dv is above 256
+WIDE_SHARE = 0.05  # fraction of the problems whose D or Dv is above 256
 HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
 # the lowest finite numbers of float32, bfloat16 and float16
 LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]
@@ -51,7 +51,7 @@ LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])
 # ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
-    """One random case. members: the request. problem: the same problem as oracle.py wants it. out_dtype: the dtype of
+    """One random case. members: the request. problem: the same problem in oracle.py's form. out_dtype: the dtype of
     out, or of dout in a backward. back, dtype, grad_dtype, layout: what the request chooses."""
 
     def __init__(self, seed, number):
@@ -65,7 +65,8 @@ class Case:
         def pick(options):
             return options[int(r.integers(len(options)))]
 
-        # A second generator for choices that were added later, so that older choices keep their random numbers.
+        # A second random generator, for choices that were added later: the first one then gives the same numbers as
+        # before.
         self.more = np.random.default_rng([seed, number, 1])
         self.back = back = chance(0.5)
         self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
@@ -77,7 +78,7 @@ class Case:
         B = 1 if chance(0.6) else 0 if chance(0.05) else int(r.integers(2, 4))
         D = int(r.integers(1, 257)) if chance(0.2) else pick(HEAD_SIZES)
         Dv = pick(HEAD_SIZES) if chance(0.2) else D
-        # a generator of its own, so that these choices do not change the other random numbers
+        # a random generator of its own, so that these choices do not change the other random numbers
         wide = np.random.default_rng([seed, number, 2])
         if wide.random() < WIDE_SHARE:
             D, Dv = (int(wide.integers(257, 1025)) if wide.random() < 0.7 else n for n in (D, Dv))
@@ -124,7 +125,7 @@ class Case:
         if extreme == 'softcap':
             self.members['softcap'] = self.problem['softcap'] = pick((2e-38, 1e-30, 1e30, 3e38))
         if extreme == 'scale':
-            # in a float16 backward such a scale is not drawn, because the noise may overflow the gradients
+            # a float16 backward gets no such scale, because noise (errors of float32 sums) may overflow its gradients
             huge = (1e20, -1e9)
             scale = pick((1e-37, 1e-20) + (huge[1:] if back and dtype != 'float16' else (50.0,) if back else huge))
             self.members['scale'] = self.problem['scale'] = scale
@@ -361,8 +362,8 @@ MOST = {'float32': oracle.MOST, 'float16': 65504.0, 'bfloat16': float(wire.bf16_
 
 
 def overflowed(want, got, dtype, relative):
-    """Returns the true results as the dtype holds them: infinite beyond its largest number. Where the truth is within
-    the limit of that number, an infinite answer counts as true."""
+    """Returns the true results as the dtype holds them: infinite beyond its largest number. If the truth is within the
+    limit of that number, an infinite answer counts as right."""
     most = MOST[dtype]
     want = np.where(np.abs(want) > most * (1 + relative), np.copysign(np.inf, want), want)
     if want.shape != got.shape:
@@ -414,9 +415,9 @@ class Refused(Exception):
 
 def check_base_2(case, members, exact, size, post):
     """Sends a backward whose lse is in base 2, and returns what is wrong with the answer, or ''. The server must refuse
-    it if the base shows in every row and the rows' lse differ by more than the tolerance of kernels/verify_lse.c.
-    (Otherwise the lse could be a right one: with equal scores, over more keys.) The server checks few rows of a small
-    body: it spends 8 multiply-adds per byte (PROTOCOL.md), and a key takes D + 32."""
+    the request if the base shows in every row, and the rows' lse differ by more than the tolerance of
+    kernels/verify_lse.c. (Otherwise the lse could be a right one: with equal scores, over more keys.) If the body is
+    small, the server checks few rows: it spends 8 multiply-adds per byte (PROTOCOL.md), and a key takes D + 32."""
     lse, D = exact['lse'], case.problem['q'].shape[-1]
     sent = sum(int(np.prod(t['shape'])) * wire.BYTES[t['dtype']] for t in members.values() if isinstance(t, dict) and 'dtype' in t)
     rows = 8 * sent // (max(1, case.problem['k'].shape[-3]) * (D + 32))
@@ -460,8 +461,8 @@ def check_observe(case, size, post):
 
 
 def check(case, ask):
-    """Sends the case by ask(path, members), which returns (status, answer), and compares the answer with the truth.
-    Returns what is wrong, or ''."""
+    """Sends the case by ask(path, members), which returns (status, answer). Compares the answer with the float64
+    results. Returns what is wrong, or ''."""
     p = case.problem
     swap = (lambda name, x: x.swapaxes(1, 2) if case.layout == 'bhsd' and name in ('out', 'dq', 'dk', 'dv') else x)
 
@@ -524,8 +525,8 @@ def check(case, ask):
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 def client(url, token=None):
-    """Returns a function ask(path, members) that sends requests over one connection, and opens it again when it was
-    closed."""
+    """Returns a function ask(path, members). It sends requests over one connection, and opens a new connection when the
+    server has closed it."""
     parts = urllib.parse.urlsplit(url)
     state = {}
 
@@ -547,7 +548,7 @@ def client(url, token=None):
 
 
 def run(seed, numbers, ask, seconds=None, say=print):
-    """Runs the cases of a seed until the numbers or the seconds run out. Returns (passed, failed)."""
+    """Runs the cases of a seed until `count` cases or `seconds` are over. Returns (passed, failed)."""
     passed = failed = 0
     end = time.monotonic() + seconds if seconds else None
     kinds = {}

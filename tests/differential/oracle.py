@@ -31,7 +31,7 @@ def philox(counter, key):
 
 
 def kept(seed, head, Sq, Sk, p):
-    """Returns a boolean [Sq, Sk]: the elements that dropout keeps in one head. `head` is the number b * H + h."""
+    """Returns a boolean [Sq, Sk]: the pairs that dropout keeps in one head. `head` is the number b * H + h."""
     groups = (Sk + 7) // 8
     words = philox((np.arange(groups)[None, :], np.arange(Sq)[:, None], head, 0), (seed & 0xFFFFFFFF, seed >> 32))
     # the axes are [word of Philox, half of the word, Sq, groups of 8 keys]
@@ -92,7 +92,8 @@ def visible(p, b, h, Sq, Sk):
 
 
 def of_head(x, b, h, Sq, Sk):
-    """Returns one head's part of a bias or mask as [1 or Sq, Sk]. A batch or head axis of length 1 is broadcast."""
+    """Returns the part of a bias or mask that belongs to head h of batch row b, as [1 or Sq, Sk]. A batch or head axis
+    of length 1 is broadcast."""
     return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:Sq if x.shape[2] > 1 else 1, :Sk]
 
 
@@ -114,7 +115,7 @@ class Head:
         self.sees = sees = visible(p, b, h, Sq, Sk)
         D = p['q'].shape[-1]
         self.scale = p['scale'] if 'scale' in p else 1 / np.sqrt(D)
-        # A key that no query sees may be NaN, so it is set to 0. Keys that some query sees are finite here.
+        # Sets keys that no query sees to 0, because they may be NaN. All other keys are finite here.
         seen = sees.any(0)
         self.k, self.v = np.where(seen[:, None], self.k, 0), np.where(seen[:, None], self.v, 0)
         s = self.q @ self.k.T * self.scale

@@ -70,8 +70,8 @@ def test_the_new_kinds_are_among_the_cases_and_the_judge_knows_what_an_lse_in_ba
 
 
 def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_look_at_its_rows():
-    """With a head size of 1 in bfloat16, the check of a row of 128 keys takes 4224 multiply-adds, and a body of 1746
-    bytes allows 13,968: three rows."""
+    """The server checks as many rows of lse as a body allows. With a head size of 1 in bfloat16, a row of 128 keys
+    takes 4224 multiply-adds, and a body of 1746 bytes allows 13,968: three rows."""
     case = differential.Case(202, 5662)
     assert case.base_2 and case.problem['k'].shape == (3, 128, 1, 1)
     assert differential.check(case, lambda path, members: (200, {})) == ''
@@ -95,8 +95,8 @@ def test_dropout_leaves_no_gradient_to_a_row_of_one_key_in_bfloat16(server):
 
 
 def with_roundings(p, dtype, out_dtype, given):
-    """Returns the gradients of the simplest kernel: scores and lse are rounded to float32, P and dS to dtype, and out
-    to out_dtype. Everything else is float64."""
+    """Returns the gradients that the simplest kernel computes: it rounds scores and lse to float32, P and dS to dtype,
+    and out to out_dtype. Everything else is float64."""
     rounded = (lambda x: differential.rounded_to(x, dtype))
     single = (lambda x: differential.rounded_to(x, 'float32'))
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
@@ -132,7 +132,7 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
             least = 1e-6 * np.abs(want[name]).max()
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # float32 is left out: there most of the bound is for rounding of products, which this simple kernel does not round.
+    # float32 is left out: most of its bound allows for rounded products, which this simple kernel does not round.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 

@@ -6,7 +6,8 @@ namespace {
 
 typedef float word[128];
 
-/* Each thread loads 16 bytes by an asynchronous copy (cp.async), and a lane of another warp reads them. */
+/* Each thread loads 16 bytes by an asynchronous copy (cp.async), and a thread of another warp reads them. Without
+ * WAIT or BARRIER the reader does not wait until the bytes are there. */
 template <bool WAIT, bool BARRIER> __global__ void copies(const float *from)
 {
     char *const memory = emu::dynamic_shared(1024);

@@ -151,7 +151,7 @@ static inline size_t __cvta_generic_to_shared(const void *p)
     return emu::shared_address(p);
 }
 
-/* a plain addition is atomic in the emulator, because one fiber (CUDA thread) runs at a time */
+/* a plain addition is atomic here, because one fiber (CUDA thread) of the emulator runs at a time */
 template <class T> T atomicAdd(T *to, T x)
 {
     const T before = *to;
@@ -164,7 +164,7 @@ template <class T> T atomicMax(T *to, T x)
     if (x > before) *to = x;
     return before;
 }
-/* atomicOr is left out of the race check: warps may legally change the same word between two barriers. */
+/* The race check does not watch atomicOr, because warps may legally change the same word between two barriers. */
 template <class T> __attribute__((no_sanitize("thread"))) T atomicOr(T *to, T x)
 {
     const T before = *to;
@@ -227,8 +227,8 @@ static inline float __fdividef(float x, float y)
 {
     return x / y;
 }
-/* The compiler does not contract the operations below to fused multiply-adds (-ffp-contract=off), so each of them
- * rounds once. */
+/* The host's compiler is told not to make fused multiply-adds (-ffp-contract=off), so each operation below rounds
+ * once. */
 static inline float __fadd_rn(float x, float y)
 {
     return x + y;

@@ -33,8 +33,8 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    /* for barrier_all(): whether some thread passed false; one element for the barrier's uses with even numbers, one
-     * for odd ones */
+    /* for barrier_all(): whether some thread passed false; one element for each second use of the barrier, because a
+     * fast thread may already be at the next use */
     bool objected[2];
     /* for the race check: epochs (counts of barriers) of the warps that have arrived at the barrier */
     clocks clock;
@@ -47,8 +47,8 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait: first the bytes found when the copy was issued, then the copied
-     * bytes. If `to` has other bytes, a thread has written to the target of the copy, which is an error. */
+    /* The bytes that must be at `to` until the wait for the copy: first the bytes found when the copy was issued,
+     * and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the copy. */
     char there[PIECE];
 };
 
@@ -63,7 +63,7 @@ struct static_place {
     char *memory;
 };
 
-/* One of the RESIDENT slots. A slot has one block, and the blocks of all slots run at the same time. */
+/* One of the RESIDENT thread blocks that run at the same time, or room for one. */
 struct block {
     bool running;
     int64_t number;
@@ -112,7 +112,7 @@ char *all_shared; /* the shared memories of all resident blocks, SHARED_STEP byt
 void *main_stack;
 void *launch_failed_at[5]; /* in run() */
 uint64_t state;
-uint64_t starved;       /* one bit per warp: a starved warp runs only when no other warp can */
+uint64_t starved;       /* one bit per starved warp, which runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
 int starved_for;        /* number of scheduling decisions before other warps may be starved */
 /* number of collectives (instructions of a whole warp) that the running warp may still execute before another warp gets
@@ -335,7 +335,8 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* if only starved threads (which run last) are ready, asynchronous work goes first in seven cases of eight */
+        /* if only starved threads (which run last) are ready, a pending copy or product is done first, in seven
+         * cases of eight */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -395,7 +396,7 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run on */
+        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may continue */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();
@@ -579,7 +580,7 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
-/* ThreadSanitizer's entry points for atomics, which the launchers' host code calls. */
+/* ThreadSanitizer's functions for atomic operations. The compiler makes the launchers' host code call them. */
 #define ATOMICS(bits, T)                                                                                \
     extern "C" T __tsan_atomic##bits##_load(const volatile T *p, int)                                   \
     {                                                                                                   \
@@ -737,8 +738,8 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    /* In one case of four, other threads run before the copy is made. If they read the target too early, they find the
-     * old bytes. */
+    /* In one case of four, other threads run before the copy is made. A thread that reads the target too early then
+     * finds the old bytes. */
     if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }
@@ -823,7 +824,7 @@ static void begin(block *b, int64_t number)
         /* The fibers' stacks begin at different offsets within a page. Otherwise the tops of all stacks would compete
          * for a few lines of the cache. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
-        /* at a function's entry the stack pointer is 8 bytes off a multiple of 16, as after a call */
+        /* a function expects a stack pointer that is 8 bytes off a multiple of 16, as after a call */
         top[0] = (void *)fiber_main;
         top[1] = nullptr;
         f.stack_pointer = top - 6;
@@ -833,7 +834,8 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        self = b->fibers; /* any fiber of the block serves to tell the functions called below which block it is */
+        /* the functions called below find the block through `self`, for which any of its fibers will do */
+        self = b->fibers;
         b->work->block_ends();
         self = nullptr;
     }

@@ -44,7 +44,7 @@ extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is run
 
 namespace emu {
 
-/* ---- Which thread runs ------------------------------------------------------------------------------------------- */
+/* ---- Fibers (CUDA threads) and their teams ----------------------------------------------------------------------- */
 
 struct fiber;
 struct block;
@@ -53,8 +53,8 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that have
-     * arrived at the common instruction `name` */
+    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that wait at
+     * the instruction `name`, which all of them execute together */
     int size, live, arrived;
     unsigned round;
     const char *name;
@@ -96,8 +96,8 @@ int threads();          /* number of threads of a block of the running launch */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
-/* Prints the kernel, the block, the thread and what is wrong, and ends the launch. The device is then lost, as after an
- * illegal address. */
+/* Prints the kernel, the block, the thread and the error, and ends the launch. Later calls fail, because the device
+ * counts as lost, as after an illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
 extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
@@ -117,7 +117,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- What a thread waits for ------------------------------------------------------------------------------------- */
+/* ---- Waiting: for all threads of a team, at a named barrier, for a condition ------------------------------------- */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of the calling thread's warpgroup */
@@ -125,7 +125,7 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* waits until the instruction of the whole team may be complete; the caller must check again whether it is */
+/* waits; may return before the team's instruction is complete, so the caller must check that, and wait again if not */
 void await(team &t, const char *name);
 void release(team &t);
 
@@ -171,15 +171,15 @@ template <class Condition> void wait_until(Condition condition, const char *what
 }
 void yield(); /* lets other fibers run */
 
-/* ---- Memory and its checks --------------------------------------------------------------------------------------- */
+/* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
 /* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
  * value modulo 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
-/* Returns the host pointer to a shared address. Fails unless all bytes lie in the block's shared memory and the address
- * is a multiple of `align`. */
+/* Returns the host pointer to a shared address. Fails unless all bytes lie in the thread block's shared memory and
+ * the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
 /* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
  * ATTN_EMULATOR_REPAIRS is "none". */
@@ -188,7 +188,8 @@ void repair_begins();
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);
-/* Returns a __shared__ variable of the block: the same memory for every thread. `place` identifies the variable. */
+/* Returns the memory of a __shared__ variable in the running thread block, equal for all its threads. `place`
+ * identifies the variable. */
 void *static_shared(const void *place, size_t bytes, size_t align);
 template <class T> T &static_shared()
 {
@@ -207,13 +208,13 @@ const char *shared_row(int thread, uint32_t address, const char *what);
  * thread's access. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
-/* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
+/* ---- Agents: asynchronous work such as TMA copies and tensor core products --------------------------------------- */
 
 /* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
  * at its first use. */
 struct agent {
-    /* Does some of the agent's work (copies, products) and returns true; false: there was none. The scheduler calls
-     * this now and then. `must`: no fiber can run. */
+    /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
+     * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
@@ -236,8 +237,8 @@ struct launch_shape {
 void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
          void *context);
 
-/* Launches a kernel: translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by a launcher. `where` is the
- * launching function with its template arguments, for messages. */
+/* Launches a kernel: translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by a launcher. `where` is
+ * the function that launches, with its template arguments, for messages. */
 template <class... P> struct launcher {
     const char *name, *where;
     void (*kernel)(P...);

@@ -19,7 +19,7 @@ void watch_begin(race_watch &w)
         memset(w.records, 0, bytes);
         w.now = clocks();
     }
-    /* the previous thread block has ended, so its accesses come before those of all warps of the next block */
+    /* the previous thread block has ended, so no warp of the next block can have a race with its accesses */
     for (int warp = 0; warp < WARPS; warp++) w.after[warp] = w.now;
     for (int warp = 0; warp < WARPS; warp++) w.now.epoch[warp]++;
 }

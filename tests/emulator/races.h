@@ -26,17 +26,17 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of each
- * of two warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0:
- * no access. */
+/* The accesses to two bytes of shared memory that the race check remembers: the last store, and the last load of
+ * each of two warps. Each value holds the thread's number, and the epoch of its warp (how many barriers the warp had
+ * passed) at the access; 0: no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w]: for each warp, the last epoch (count of barriers) whose accesses a barrier has put before those of warp
-     * w */
+    /* after[w]: for each warp, the epoch (count of barriers) up to which its accesses come before those of warp w,
+     * because of a barrier */
     clocks after[WARPS];
     access_record *records;
 };

@@ -29,7 +29,7 @@ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     matrix_rows mine = { row, r };
     warp<matrix_rows>("ldmatrix", mine, [](matrix_rows *const *all) {
-        /* n: a row of one of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
+        /* n counts the rows of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
          * each. */
         for (int n = 0; n < 32; n++) {
             uint32_t pairs[4];

@@ -58,7 +58,7 @@ struct tensor_map { /* what the emulator stores in a CUtensorMap */
     char *address;
     uint64_t dims[5], strides[4];
     uint16_t box[5];
-    /* element: bytes of an element; width: bytes of the swizzle, where 16 means no swizzle */
+    /* element: bytes of an element; width: bytes of the swizzle's pattern; 16: no swizzle */
     uint8_t rank, element, width;
 };
 static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "the driver's size");
@@ -84,7 +84,7 @@ uint32_t box_rows(const tensor_map &m)
     return rows;
 }
 
-/* ---- The engine -------------------------------------------------------------------------------------------------- */
+/* ---- The engine: a block's mbarriers, copies in flight and logs of instructions ---------------------------------- */
 
 /* An initialised mbarrier's word in shared memory holds this value plus the mbarrier's address. */
 const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
@@ -157,7 +157,7 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    /* number of the first entry that the log still has, counted from the begin of the thread block */
+    /* number of the first entry that is still in the log; numbers count from the begin of the thread block */
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
     int64_t groups = 0; /* number of commits among the entries carried out */
@@ -168,7 +168,7 @@ struct warpgroup {
     int64_t end() const { return base + (int64_t)log.size(); }
 };
 
-/* unused accumulators, kept so that they need not be allocated again */
+/* unused accumulators, kept for the next product, which then allocates no memory */
 std::vector<std::unique_ptr<accumulator>> free_sums;
 std::vector<std::unique_ptr<register_operand>> free_operands;
 
@@ -186,8 +186,8 @@ struct engine : agent {
     /* For each 16-byte piece of shared memory: the number of the last ordinary store to it; 0: there was none since a
      * TMA load. */
     std::vector<uint32_t> written;
-    int pool = 0;               /* registers that setmaxnreg has released and no warp has taken */
-    std::vector<int> registers; /* by warp */
+    int pool = 0;               /* number of registers that setmaxnreg has released and no warp has taken */
+    std::vector<int> registers; /* number of registers of each warp */
 
     engine();
     bool step(bool must) override;
@@ -629,7 +629,8 @@ void widen(wgmma_type type, const char *piece, float *to)
     else _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)));
 }
 
-/* Writes one number of an operand as float32: to[line * K + k], or if transposed to[k * lines + line]. */
+/* Writes an operand's numbers as float32: number k of row or column `line` becomes to[line * K + k], or to[k * lines
+ * + line] if transposed. */
 template <bool TRANSPOSED>
 void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_t lines, bool mn, float *to)
 {
@@ -839,7 +840,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes the log entries that no thread will need. */
+/* Removes the first log entries, as far as all threads have passed them and their work is done. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -966,7 +967,7 @@ void wgmma_wait(int groups_left)
     shorten(g);
 }
 
-/* ---- Registers --------------------------------------------------------------------------------------------------- */
+/* ---- setmaxnreg: registers that warps release and take ----------------------------------------------------------- */
 
 void setmaxnreg(int count, bool increase)
 {
@@ -988,7 +989,7 @@ void setmaxnreg(int count, bool increase)
     wait_until(granted, "registers", (uint32_t)count);
 }
 
-/* ---- What does not wait ------------------------------------------------------------------------------------------ */
+/* ---- Instructions that never wait -------------------------------------------------------------------------------- */
 
 namespace {
 struct matrix_rows {
@@ -1003,7 +1004,7 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        /* n: a row of one of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
+        /* n counts the rows of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
          * each. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
@@ -1016,8 +1017,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* n: a row of one of the four 8 x 8 matrices. Element c of the row lies in lane c * 4 + n % 8 / 2: in the low
-         * half of the register if n is even, otherwise in the high half. */
+        /* n counts the rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2: in the
+         * low half of the register if n is even, otherwise in the high half. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);

@@ -61,7 +61,7 @@ void mbarrier_fence_init();
 void mbarrier_arrive(uint32_t bar, uint32_t expected_bytes = 0);
 void mbarrier_wait(uint32_t bar, uint32_t parity);
 
-/* ---- TMA: `at` has a coordinate a dimension of the map, the innermost first -------------------------------------- */
+/* ---- TMA: `at` has one coordinate for each dimension of the map, the innermost first ----------------------------- */
 
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
@@ -74,14 +74,14 @@ void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Makes ordinary stores to shared memory before the fence visible to products and TMA. */
+/* Makes the ordinary stores before this fence, to shared memory, visible to products and TMA. */
 void fence_proxy_async();
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* One thread's share of the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
+/* The part of one thread in the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
 struct wgmma_operation {
     wgmma_type type;
     int N;
@@ -97,11 +97,11 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 
-/* ---- Registers --------------------------------------------------------------------------------------------------- */
+/* ---- setmaxnreg: registers that warps release and take ----------------------------------------------------------- */
 
 void setmaxnreg(int registers, bool increase);
 
-/* ---- What does not wait ------------------------------------------------------------------------------------------ */
+/* ---- Instructions that never wait -------------------------------------------------------------------------------- */
 
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4]);

@@ -23,8 +23,8 @@ def die(path, text, at, what):
 
 
 def launches(path, text):
-    """The launched kernel's name with its template arguments stands before <<<, on the same line or the line above. It
-    is found by counting brackets backwards."""
+    """Finds the name of the launched kernel with its template arguments. It stands before <<<, on the same line or the
+    line above, so the brackets are counted backwards."""
     while (at := text.find("<<<")) >= 0:
         ends = len(text[:at].rstrip())
         begin, depth = ends, 0

@@ -44,17 +44,17 @@ SEED = 20261127
 # A planted mistake counts only if its error exceeds EXCEEDS times `explained` (the error that rounding explains); a
 # smaller one may pass for rounding.
 EXCEEDS = 10
-SAME = 1.01  # Explanations share the first place if their remaining error is at most SAME times that of the first.
+SAME = 1.01  # Several explanations count as first if their remaining error is at most SAME times that of the first.
 SHOWN = 100  # most failed cases that are printed
 DRAWS = 60  # most problems that are drawn for a case until its mistake changes the results
-FEWEST_COUNTED = 0.9  # least share of all problems whose mistake exceeds EXCEEDS times `explained`
+FEWEST_COUNTED = 0.9  # least fraction of all problems whose mistake exceeds EXCEEDS times `explained`
 # half the relative distance between two neighbouring numbers of each dtype
 UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}
 ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
 # A check's limit above WIDE times the error of the right kernel here could hide mistakes. Tensors of fewer than MANY
 # elements are exempt, because their errors depend on chance.
 WIDE, MANY = 10, 64
-COVERED = 0.99  # least share of the wrong elements that the answer's `where` must cover
+COVERED = 0.99  # least fraction of the wrong elements that the answer's `where` must cover
 TIMEOUT_MS = 60000  # deadline of a request in ms: enough to try every explanation on every problem here
 # Mistakes of precision, whose errors may be less than ten times `explained`.
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
@@ -64,7 +64,7 @@ PAIR_OPPOSES = ({'alignment', 'causal_missing'},)
 # The right kernels' problems: each name is a line of the report, with the options of its problems.
 RIGHT = {**{dtype: {'dtype': dtype} for dtype in (*problems.DTYPES, problems.FLOAT8)}, 'pages': {'pages': True}, 'FlashMask rows': {'row_mask': True}}
 
-# (kind, what is counted, 'at most' or 'at least', share of the counted cases)
+# (kind of case, what is counted, 'at most' or 'at least', fraction of the counted cases)
 BOUNDS = (
     ('table', 'passed', 'at most', 0.0),
     ('table', 'named first', 'at least', 0.95),
@@ -97,7 +97,7 @@ def error(got, want):
 
 
 class Case:
-    """A problem, and the results of a kernel that makes the mistakes in `name`."""
+    """One case: a problem, and the results of a kernel that makes the mistakes in `name`."""
 
     def __init__(self, kind, name, number):
         self.kind, self.name, self.number = kind, name, number
@@ -133,8 +133,8 @@ class Case:
         return any(error(self.sent[n], self.truth[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
 
     def matters(self, code):
-        """Returns whether this mistake of a pair changes the results: a kernel with the other mistake alone must
-        differ."""
+        """Returns whether one mistake of a pair matters: a kernel with only the other mistakes must have different
+        results."""
         others = [m for m in self.mistakes if m.__name__ != code]
         without = planted(*others)(self.problem, tile=self.tile, variant=self.variant).run()
         return any(error(self.sent[n], without[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
@@ -143,8 +143,8 @@ class Case:
         return {**problems.members(self.problem, self.sent, self.kernel.result_dtype), 'timeout_ms': TIMEOUT_MS}
 
     def computes_the_same(self, code, answer):
-        """Returns whether a kernel with this code's mistake, in any of its variants, has the same results as this case
-        within the answer's limits."""
+        """Returns whether a kernel with the mistake of this code has the same results as this case, within the answer's
+        limits. Tries all variants of the mistake."""
         if code not in mistakes.TABLE:
             return False
         other = mistakes.TABLE[code]
@@ -161,7 +161,7 @@ class Case:
         return False
 
     def wrong(self, name, limit):
-        """Returns which elements of a result differ from the truth by more than the limit."""
+        """Returns which elements of a result differ by more than the limit from those of the float64 kernel."""
         got, want = self.sent[name], self.truth[name]
         with np.errstate(invalid='ignore'):
             return ~((got == want) | (np.abs(got - want) <= limit))
@@ -190,7 +190,7 @@ def judge(case, answer):
             f.flags.add('mismatch')
         other = NormalizedFirst(case.problem).run()
         for n, e in errors.items():
-            # The error of a right kernel is estimated from two kernels and from the rounding of the result.
+            # A right kernel's error is estimated by the errors of two right kernels, and by the rounding of the result.
             least = UNIT[case.kernel.result_dtype(n)] * np.abs(np.nan_to_num(case.truth[n], posinf=0, neginf=0)).max(initial=0)
             fair = max(error(case.right[n], case.truth[n]), error(other[n], case.truth[n]), least) + ATOL[case.problem.dtype] + (2e-5 if n == 'lse' else 0)
             if case.truth[n].size >= MANY and e['limit'] > WIDE * fair:

@@ -52,7 +52,7 @@ heads = dict(Hk=lambda r: int(r.integers(2, 5)))
 
 @invented(**forward)
 class row_of_v_is_the_next(Invention):
-    """The kernel reads row j + 1 of v instead of row j, in one tile of keys."""
+    """In one tile of keys, the kernel reads row j + 1 of v instead of row j."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -116,7 +116,7 @@ class q_has_8_bits(Invention):
 
 @invented(**forward)
 class block_of_v_is_transposed(Invention):
-    """A block of 8 x 8 numbers of v is loaded with rows and columns exchanged."""
+    """The kernel loads a block of 8 x 8 numbers of v with rows and columns exchanged."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -143,8 +143,8 @@ class slope_of_the_next_head(Invention):
 
 @invented(**{**forward, 'causal': True, 'alignment': 'top_left', 'window': False})
 class diagonal_tile_is_not_masked(Invention):
-    """Tiles of keys wholly above the causal diagonal are skipped, but tiles that the diagonal crosses are not
-    masked."""
+    """The kernel skips tiles of keys that lie wholly above the causal diagonal, but does not mask tiles that the
+    diagonal crosses."""
 
     def sees(self, s):
         sees = super().sees(s)
@@ -458,7 +458,7 @@ class rows_of_a_tile_move_down_by_one(Invention):
 
 @invented(**backward)
 class an_update_of_dk_is_lost(Invention):
-    """Two tiles of queries add to dk at the same time, and one of the two additions is lost."""
+    """Two tiles of queries add to dk at the same time, and one of the two sums is lost."""
 
     def finish_gradients(self, s, dq, dk, dv):
         if self.strikes(s):

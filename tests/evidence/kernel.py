@@ -57,7 +57,7 @@ class Kernel:
         return self.times_factor(name, self.p.tensors[name]).astype(self.float)
 
     def times_factor(self, name, x):
-        factor = self.p.tensors.get(name + '_scale')  # factor is [Hk]: one number for each key/value head
+        factor = self.p.tensors.get(name + '_scale')  # `factor` is [Hk]: one number for each key/value head
         if factor is None:
             return x
         return x * np.repeat(factor, x.shape[-2] // len(factor))[:, None]
@@ -124,13 +124,13 @@ class Kernel:
         return z + self.bias(s).astype(self.float)
 
     def bias(self, s):
-        """Returns the bias as [H, 1 or Sq, Sk]. Where the bias is -inf, which hides the pair, the result has 0."""
+        """Returns the bias as [H, 1 or Sq, Sk]. Where the bias is -inf, which hides the pair, the returned bias is 0."""
         bias = self.of_heads(s, self.p.tensors['bias'])
         return np.where(np.isfinite(bias), bias, 0)
 
     def of_heads(self, s, x):
-        """Returns this sequence's part of a bias or mask as [H, 1 or Sq, Sk]; a batch or head axis of 1 is
-        broadcast."""
+        """Returns the part of a bias or mask that belongs to this sequence, as [H, 1 or Sq, Sk]. A batch or head axis
+        of 1 is broadcast."""
         x = x[s.b if x.shape[0] > 1 else 0]
         x = x if x.shape[0] == s.H else np.repeat(x, s.H, 0)
         return x[:, :s.Sq if x.shape[1] > 1 else 1, :s.Sk]
@@ -148,11 +148,11 @@ class Kernel:
         return self.p.options.get('alignment', 'bottom_right')
 
     def causal(self):
-        """Returns how many keys after its own position a query may see (None: all)."""
+        """Returns how many keys behind its own position a query may see (None: all keys)."""
         return 0 if self.p.options.get('causal') else None
 
     def window(self):
-        """Returns how many keys a query may see to its left and to its right (None: all)."""
+        """Returns how many keys to the left and to the right of its own position a query may see (None: all keys)."""
         return tuple(None if x < 0 else x for x in self.p.options.get('window', (-1, -1)))
 
     def keep(self, s):
@@ -238,8 +238,8 @@ class Kernel:
         return new, np.where(new == -np.inf, 0, new).astype(self.float)
 
     def subtracted(self, safe, m, a):
-        """Returns what exp subtracts in the tile that begins at key a: `safe`. m is the running maximum before this
-        tile."""
+        """Returns the number that exp subtracts in the tile that begins at key a. A right kernel subtracts `safe`. m is
+        the running maximum before this tile."""
         return safe
 
     def tile_sum(self, s, P, safe, a, b):
@@ -252,7 +252,8 @@ class Kernel:
         return acc + more
 
     def rounded(self, x, factor=1.0):
-        """Rounds P or dS to the dtype of the matrix products. `factor` first scales it into the range of float8."""
+        """Rounds P or dS to the dtype of the matrix products. P or dS is first multiplied by `factor`, which brings it
+        into the range of float8."""
         dtype = self.p.dtype
         if self.exact or dtype == 'float32':
             return x
@@ -418,5 +419,6 @@ class NormalizedFirst(Kernel):
 
 
 def planted(*mistakes):
-    """Returns a kernel class that makes all these mistakes. Where two override a method, the first class wins."""
+    """Returns a kernel class that makes all these mistakes. If two classes override the same method, the first class
+    wins."""
     return type('_and_'.join(m.__name__ for m in mistakes), (*mistakes, Kernel), {})

@@ -212,7 +212,7 @@ class alignment(Mistake):
 
 @code(causal=True, window=False, **spread)
 class causal_off_by_one(Mistake):
-    """The causal mask lets a query see one key after its own position."""
+    """The causal mask also lets a query see the next key behind its own position."""
 
     def causal(self):
         return 1
@@ -260,7 +260,7 @@ def masks():
 
 @masks()
 class mask_inverted(Masked):
-    """The mask is read as its opposite: pairs that it shows are hidden, and pairs that it hides are seen."""
+    """The mask is read as its opposite: pairs that the mask shows are hidden, and pairs that it hides are seen."""
 
     def keep(self, s):
         return super().keep(s) ^ (self.form(mask_inverted) == 'keep_mask')
@@ -655,7 +655,7 @@ class softcap_derivative_missing(Mistake):
 
 @code(*TILES, packed=False, seqlens_k=False, Sk=many_keys, **back)
 class dq_last_tile_only(Tiled):
-    """Each tile of keys writes dq instead of adding to it, so only the last tile's dq remains."""
+    """Each tile of keys overwrites dq instead of adding to it, so only the last tile's dq remains."""
 
     def add_to_dq(self, dq, more, last):
         return more

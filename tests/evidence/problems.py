@@ -17,7 +17,8 @@ FLOAT8 = 'float8_e4m3fn'
 
 
 class Wants:
-    """Returns an option's given value (or calls it with the generator, if it is a function); otherwise draws one."""
+    """Returns the value that the caller gave for an option, or draws a value. A given function is called with the
+    random generator."""
     NAMES = set('''back dtype packed B Hk group D Dv Sq Sk same_length size N same_lengths dlse scale scale_is causal window window_is
                    alignment softcap softcap_is alibi alibi_per_row sinks bias bias_per_row bias_per_head bias_per_query bias_hides keep_mask
                    mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results

@@ -16,15 +16,15 @@ static inline void broken(const char *file, int line, const char *what)
 /* largest size of an output that the fuzzer computes; larger outputs would only cost time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Points all outputs of a valid problem to the memory `outputs`. Returns false if this memory is too small for an
- * output. */
+/* Makes the outputs of a valid problem lie in the memory `outputs`. Returns false if an output does not fit. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* an answer contains tensors, counts (numbers of pairs), or a report (what is wrong with a client's results) */
+    /* an answer contains tensors, counts (numbers of pairs of a query and a key), or a report (what is wrong with a
+     * client's results) */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);

@@ -1,8 +1,8 @@
 /* fuzz_base64.c: every variant of the base64 decoder must accept the same characters of any text, give the same bytes
- * and stop at the same offset, however the text is cut into pieces. What a variant encodes it must decode.
+ * and stop at the same offset, however the text is cut into pieces. A variant must decode what it has encoded.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the text:
- *   bit 0  the text follows 5000 legal characters; a stream this long stores bytes past the caches
+ * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the text:
+ *   bit 0  5000 legal characters are put before the text: in so long a stream the decoder stores bytes past the caches
  *   bit 1  pieces are short */
 #include "proto-json/base64.h"
 
@@ -34,8 +34,8 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random lengths up to
- * `longest`. */
+/* Decodes the text in pieces of `longest` characters, or, with a seed other than 0, in pieces of pseudo-random
+ * lengths up to `longest`. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -75,7 +75,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Encodes bytes and decodes the text. Every variant must give the same text. */
+/* Encodes bytes by every variant of the encoder, and decodes the text. Every variant must give the same text. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);

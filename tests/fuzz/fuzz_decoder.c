@@ -1,6 +1,6 @@
 /* fuzz_decoder.c: fuzz target for whole JSON requests, from body to answer.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the body:
+ * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the request body:
  *   bit 0  backward
  *   bit 1  small limits
  *   bit 2  q, k and v of a small valid problem are inserted before the body's first member, so that the fuzzer gets

@@ -1,8 +1,8 @@
 /* fuzz_kserve.c: fuzz target for bodies and answers of KServe v2.
  *
- * An input is one byte of choices, one byte that seeds the sizes of the pieces, and the body: JSON up to the first line
- * break, which is removed, and then the bytes of the tensors.
- *   bits 0, 1  the model: forward, backward, causal, one of float16 alone
+ * An input is one byte of choices, one byte that seeds the sizes of the pieces, and the request body: JSON up to the
+ * first line break, which is removed, and then the bytes of the tensors.
+ *   bits 0, 1  the model in the request's path: forward, backward, causal forward, or one that takes only float16
  *   bit 2      small limits
  *   bit 3      the request does not say how many bytes of the body are JSON
  *   bit 4      q, k and v of a small valid problem are inserted before the JSON's first member, k and v as bytes behind

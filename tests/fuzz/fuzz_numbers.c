@@ -1,8 +1,9 @@
 /* fuzz_numbers.c: an array of numbers must mean the same however it is cut into pieces and however much room there is
- * for it. The C library must agree about every value, and a value that is written must be read back as the same value.
+ * for its elements. The C library must agree about every value, and a value that is written must be read back
+ * unchanged.
  *
- * An input is one byte for the dtype, one byte that seeds the pieces, and the text. The text's bytes also serve as
- * values to write. */
+ * An input is one byte for the dtype, one byte that seeds the random sizes of the pieces, and the text. The text's
+ * bytes also serve as values to write. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -23,8 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a whole text as an array of numbers: at once with enough room, or, with a seed other than 0, in pieces and with
- * room of pseudo-random sizes. */
+/* Reads a whole text as an array of numbers. Seed 0: reads the text at once, with enough room for all numbers;
+ * otherwise in pieces and with room of pseudo-random sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -68,7 +69,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* Checks that the number of elements matches the shape. For float32 it also checks that the C library reads the same
+/* Fails unless the number of elements is the product of the shape. For float32 the C library must read the same
  * numbers from the text. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
@@ -99,7 +100,7 @@ static void must_be_true(const struct outcome *o, const char *text)
     free(copy);
 }
 
-/* Checks that numbers read without a dtype, and then converted, equal the numbers read with the dtype. */
+/* Fails unless numbers that are read without a dtype, and then converted, equal the numbers read with the dtype. */
 static void must_convert(const char *text, size_t count, const struct outcome *typed)
 {
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
@@ -158,7 +159,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* the second reading has another seed, so that the pieces of text and the room for elements differ */
+    /* the second reading in pieces has another seed, so that its pieces, and its room for elements, differ from the
+     * first */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     proto_region region;
     proto_cuda_region cuda;
     attn_error err = { 0 }, cuda_err = { 0 };
-    /* the memory ends with the body, so that a sanitizer sees a read beyond it */
+    /* the memory ends with the request body, so that a sanitizer sees a read beyond it */
     uint8_t *const body = malloc(size ? size : 1);
     must(body != NULL);
     if (size) memcpy(body, data, size);

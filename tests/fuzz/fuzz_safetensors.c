@@ -1,7 +1,7 @@
 /* fuzz_safetensors.c: fuzz target for safetensors bodies and answers.
  *
- * An input is one byte of choices, one byte that seeds the pieces,
- * and the body without the 8 bytes of its header's length:
+ * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the request body without the
+ * 8 bytes of its header's length:
  *   bit 0  backward
  *   bit 1  small limits
  *   bit 2  the input contains these 8 bytes. Without this bit they are computed: the header ends at the first line

@@ -1,9 +1,9 @@
 /* fuzz_unpack.c: fuzz target for compressed bodies, which are unpacked and decoded.
  *
- * An input is two bytes of choices, one byte that seeds the pieces, and the body:
+ * An input is two bytes of choices, one byte that seeds the random sizes of the pieces, and the request body:
  *   byte 0, bit 0     deflate instead of gzip
- *           bit 1     the body is a compressed stream. Without this bit, the target compresses the body itself, so
- *                     that its text reaches the parser
+ *           bit 1     the body is a compressed stream. Without this bit, the fuzz target itself compresses the body, so
+ *                     that the body's text reaches the parser
  *           bit 2     small limits: 300 bytes unpacked
  *           bits 3,4  the format: JSON, safetensors, KServe, or KServe with the value of byte 1 as the length of JSON
  *           bit 5     one byte of the target's compressed stream is changed: the seed says which one, and to what
@@ -13,7 +13,7 @@
  *
  * What must hold:
  *   1. The body read in pieces has the same result as the whole body, to the bit: numbers, or the same error.
- *   2. A body that the target compressed and did not change has the same result as the plain body.
+ *   2. A body that the fuzz target compressed and did not change has the same result as the body before compression.
  *   3. No more bytes than the limit are unpacked, in pieces of at most the promised size, and none after an error. */
 #include <stdint.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t cou
     return to;
 }
 
-/* Unpacks the body in pieces and decodes each piece, as server/http/body.c does. */
+/* Unpacks the request body in pieces and decodes each piece, as server/http/body.c does. */
 static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const char *body, size_t count,
                    uint32_t *seed)
 {

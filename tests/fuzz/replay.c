@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Runs the target on one file. Returns false if the file cannot be read. */
+/* Runs the fuzz target on one file. Returns false if the file cannot be read. */
 static int replay_file(const char *path)
 {
     FILE *f = fopen(path, "rb");

@@ -52,8 +52,8 @@ STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431
 # statuses that libmicrohttpd sends by itself: 500 without memory, 505 for an unknown version of HTTP
 ITS_OWN = {500, 505}
 GOLDEN = 100
-# Options of the tested server. It gives up early on bodies that stall, so that a round that cuts its body short does
-# not hold up others.
+# Options of the tested server. The server gives up early on bodies that stall, so that a body which a round cuts short
+# does not hold up other rounds.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10
@@ -195,7 +195,7 @@ def kserve_of(r, members):
 
 
 class Raw(str):
-    """Text that dump() writes into a JSON document unchanged."""
+    """Text that dump() writes into a JSON document as it is."""
 
 
 def dump(x, r):
@@ -468,7 +468,7 @@ class Round:
                 if r.random() < 0.4:
                     time.sleep(r.random() * 0.02)
         except OSError:
-            pass  # the server refused the request while this client was sending; its answer is read below
+            pass  # the server has refused the request before all of it was sent; the answer is read below
 
     def answer(self, method):
         try:
@@ -483,8 +483,8 @@ class Round:
             return None
 
     def check(self, a, sent, candidates):
-        """Checks one answer. `sent` is the request that it answers. If `sent` is None, that is not known, and the
-        answer must be right for one of `candidates`."""
+        """Checks one answer. `sent` is the request to which it belongs. None: this is not known, and the answer must be
+        right for one of `candidates`."""
         self.count(f'answers {a.status}')
         if a.status not in STATUSES:
             self.fail('a status that nobody knows', a)
@@ -506,7 +506,7 @@ class Round:
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
             wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
-            # the framing was changed, so the server may have read another body than was meant
+            # the change concerns the framing, so the server may have read another body than was meant
             if wrong and not of.clean:
                 others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
@@ -549,7 +549,7 @@ class Round:
                 if r.random() < 0.3:
                     self.send(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
                 self.socket.settimeout(r.choice([0.05, 0.05, 0.3, 2.5]) * min(service.SLOWER, 2))
-                # with a HEAD among pipelined requests, the reader cannot know which answers have a body
+                # a HEAD is among the pipelined requests, so the reader cannot know which answers have a body
                 if b'HEAD' in self.log:
                     return
                 for _ in range(10):

@@ -32,12 +32,12 @@ OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 # tolerances of golden.py, relative to the largest value instead of each value
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}
-# inputs above this size overflow somewhere, or leave no significant digits of a difference; for q and k the product of
-# their sizes counts
+# inputs above this size overflow somewhere, or leave no significant digits of a difference; for q and k this is a bound
+# on the product of their sizes
 WILD = 1e4
-# beside a bias below this a score loses all its digits, as where finfo.min hides keys or all keys of a row
+# a bias below this makes a score lose all its digits: finfo.min does so, where it hides keys, or all keys of a row
 LOWEST = -1e38
-STEEP = 500.0    # in larger scores an error of the last bit changes exp() by more than the tolerance
+STEEP = 500.0    # above this score, an error in its last bit changes exp() by more than the tolerance
 
 
 class Invalid(Exception):
@@ -344,8 +344,8 @@ class Problem:
         self.q, self.k, self.v = q, k, v
 
     def compute(self):
-        """Computes the expected results. Returns {name: (values, the largest magnitude among the terms of its
-        sums)}."""
+        """Computes the expected results. Returns {name: (values, the largest magnitude of a term in the sums that give
+        them)}."""
         o, q, k, v = self.options, self.q, self.k, self.v
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
@@ -516,8 +516,8 @@ def answer_of_kserve(text, headers, is_binary, id_):
 
 
 class As:
-    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding, and the length of its
-    JSON (KServe)."""
+    """How a request was sent: the format of its body ('json', 'safetensors', 'kserve'), its Content-Encoding, and the
+    length of its JSON (KServe)."""
 
     def __init__(self, form='json', coding=None, json_bytes=None):
         self.form, self.coding, self.json_bytes = form, coding, json_bytes

@@ -63,7 +63,7 @@ int swizzled(int r, int b)
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
 }
 
-/* ---- TMA: boxes, swizzle, what is past the end ------------------------------------------------------------------- */
+/* ---- TMA: boxes, swizzle, elements outside the tensor ------------------------------------------------------------ */
 
 struct place {
     int column, row, head, batch;
@@ -165,7 +165,8 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores new numbers at the tile's place in a tensor; only elements inside the tensor may change */
+        /* TMA stores other numbers at the tile's position in a tensor; it must drop those outside the tensor, and
+         * change no other element */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -218,7 +219,7 @@ float begun(int row, int column)
     return (float)(column - row);
 }
 
-/* Tile shapes of forward.cu: head dimension D of q and k, BN keys, head dimension DV of v. */
+/* Sizes of a tile in forward.cu: head dimension D of q and k, BN keys, head dimension DV of v. */
 template <int D_, int BN_, int DV_> struct shape {
     static const int D = D_, BN = BN_, DV = DV_, CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
 };
@@ -305,7 +306,7 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
-/* ---- Backward: dS through shared memory, a product down the rows of both operands, sums by the copy engine ------- */
+/* ---- Backward: dS in shared memory, a product that sums over the rows of both operands, sums added by TMA -------- */
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
@@ -315,8 +316,8 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has 64 keys as rows, in the layout of accumulators; `more` has one
- * number for each of the 64 queries. */
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators; `more`
+ * has one number for each of 64 queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -467,8 +468,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core truncates each step's products, and the sum so far, at 2^-13 of the largest addend. Here one product
- * is 2^13, and the others are 0 or 1. A product of 1 must still count. */
+/* The tensor core adds products in steps. In each step it truncates the products, and the sum so far, at 2^-13 of
+ * the largest addend. Here one product is 2^13, and the others are 0 or 1. A product of 1 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -497,13 +498,11 @@ void check_wgmma_8()
     check_sums_of_e4m3();
 }
 
-/* ---- The ring: producer and consumers, turns, setmaxnreg --------------------------------------------------------- */
+/* ---- The ring of shared memory stages: producer and consumers, turns, setmaxnreg --------------------------------- */
 
 enum { TILES = 50 };
 
-/* A thread block of the ring test has C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
- * register counts are those of forward.cu and f8_forward.cu. A consumer's accumulators fill all registers that a thread
- * has before setmaxnreg, so a failure of setmaxnreg shows. */
+/* Returns which key's number is element n of a row of V^T, in the order that products of e4m3 need. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -654,7 +653,7 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Ordinary memory handed over by a pair of barriers ----------------------------------------------------------- */
+/* ---- Shared memory written by ordinary stores and handed over by a pair of mbarriers ----------------------------- */
 
 enum { LETTERS = 200, READERS = 8 /* warps */ };
 struct letter {
@@ -688,7 +687,8 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            __syncwarp(); /* keeps all lanes of the warp in the same phase of the mbarrier */
+            /* keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier */
+            __syncwarp();
         }
         return;
     }
@@ -721,7 +721,7 @@ void check_hand_over()
     }
 }
 
-/* ---- Tests of the order in which blocks claim work --------------------------------------------------------------- */
+/* ---- Tests of the order in which thread blocks claim tiles of work ----------------------------------------------- */
 
 __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
 {
@@ -811,7 +811,7 @@ void check_dependent_launch()
     judge("a dependent kernel sees what the kernel before wrote", compare(y.fetch(), expected));
 }
 
-/* ---- Results: accumulators to rows ------------------------------------------------------------------------------- */
+/* ---- Results: from accumulators to rows of an output ------------------------------------------------------------- */
 
 template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
 {

@@ -52,8 +52,8 @@ struct outcome {
     double got = 0, expected = 0; /* values of the first wrong element */
 };
 
-/* Compares two arrays, element by element. `off` has the allowed difference for each element; empty: no difference is
- * allowed. NaN differs from everything. */
+/* Compares two arrays, element by element. `off` has the allowed difference for each element; if `off` is empty, no
+ * difference is allowed. NaN differs from everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {

@@ -106,8 +106,8 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h of the kernel below is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own
- * offset from an address whose other terms are all 0. */
+/* The argument h of the kernel below is always 0, but the compiler must not know that: if all other terms of an
+ * address are 0, nvcc 13.0 drops the thread's own offset from the address. */
 /* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes, and the kernel reads them by the
  * functions that accept any multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
@@ -320,7 +320,7 @@ template <int D> void check_attend_split()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* Every warp of every block adds its accumulators to the same 128 sums in global memory. */
+/* All warps of all thread blocks add their accumulators to the same 128 sums in global memory. */
 __global__ void add(float *sums)
 {
     const int lane = threadIdx.x % 32;

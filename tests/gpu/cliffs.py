@@ -57,7 +57,8 @@ def together(a, b):
 
 
 def rows(op, pairs):
-    """The rows of an operation: name, options, the options beside which they are timed, figures, bytes per pair."""
+    """Yields the rows to measure for an operation: name, options, the options of the problem beside which the row is
+    timed, figures, bytes per pair."""
     for name, (options, size, most) in OPTIONS.items():
         yield name, options, '', most[op], size
     for name, (options, beside, size, most) in GRADIENTS.items() if op == BACKWARD else ():

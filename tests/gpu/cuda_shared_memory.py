@@ -81,7 +81,7 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
-        # cudaMemcpy may return before a copy on the device has ended, and the server does not wait for such a copy
+        # cudaMemcpy may return before a copy on the device has ended, and the server does not wait for this copy
         cuda('cudaDeviceSynchronize')
 
     def get(self, like, offset=0):
@@ -255,7 +255,8 @@ def main():
         again = client.register('t', memory.raw_handle(), memory.size, there)
         check(f'{name}: registered again', again[0] == 200 and client.ask('POST', INFER, body)[0] == 200, again)
         client.unregister()
-        time.sleep(0.2)  # the server closes the memory in another thread, and its owner may free it only afterwards
+        # the server closes the memory in another thread, so the owner of the memory must wait before it frees it
+        time.sleep(0.2)
         memory.free()
     failed = sum(c is not True for c in checks.values())
     print(json.dumps({'device': torch.cuda.get_device_name(args.device), 'goal_us': GOAL_US, 'checks': checks, 'measured': measured}, indent=1))

@@ -108,7 +108,8 @@ def infer(server, tensors, op, causal):
 
 
 def distance(one, other):
-    """Returns the largest difference of two results relative to the largest number; NaN is far from everything."""
+    """Returns the largest difference of two results, relative to the largest number. If there is a NaN, this is
+    infinity."""
     far = np.abs(one - other).max() / np.abs(other).max()
     return far if np.isfinite(far) else np.inf
 
@@ -144,7 +145,8 @@ def main():
                 added = SUMS if op == 'backward' and facts['backend'].endswith(' by queries') else ()
                 same = [n for n in RESULTS[op] if n not in added]
                 digest = tensors.digest(same)
-                # one list of devices may add up dk and dv, and another not: each result has a digest of its own
+                # with one list of devices dk and dv may be sums of parts, and with another not, so each result has its
+                # own digest
                 equal &= len(seen) == 1 and all(digests.setdefault(n, tensors.digest([n])) == tensors.digest([n]) for n in same)
                 for n in SUMS if op == 'backward' else ():
                     far = distance(tensors.numbers(n), sums.setdefault(n, tensors.numbers(n)))

@@ -11,7 +11,7 @@
  *             2. At least half of the time that could be saved was saved. That time is all stages one after the other,
  *                less REQUESTS times the longest stage.
  *             3. The answers are those of the request that ran alone, to the bit.
- * calls     The host's time in each call of the API, the median of many; nothing is judged.
+ * calls     The host's time in each call of the API, the median of many; nothing is tested.
  *
  * The last line counts passed and failed checks. Without a GPU the program runs nothing and says so. It needs only
  * libattn.a. */
@@ -195,8 +195,8 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
-     * free */
+    /* number of the library call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is
+     * done, 6 allocate and free */
     int what;
 };
 

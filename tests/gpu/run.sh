@@ -51,7 +51,8 @@ check() {
 
 check "building blocks" "$build/tests/gpu/blocks"
 check "rows of lse" env ATTN_BACKEND=cuda "$build/tests/unit/kernels/test_verify_lse"
-# Each random test keeps one core busy with the CPU reference, so the checks below run beside them.
+# A random test keeps one core busy with the CPU reference and needs little of the GPU, so it runs in the background
+# beside the checks below.
 logs=$(mktemp -d)
 seeds=${ATTN_GPU_SEEDS:-1 100001}
 for seed in $seeds; do
@@ -60,7 +61,7 @@ for seed in $seeds; do
 done
 { ATTND_BINARY=$(realpath "$build/attnd") "$python" tests/http/caches.py --gpu --operations "${ATTN_GPU_WALK:-10000}" >"$logs/walk" 2>&1
     echo $? >"$logs/walk.status"; } &
-# ended NAME: waits until a test in the background has ended, prints its output and returns its status.
+# ended NAME: waits for a test that runs in the background, prints its output, and returns its status.
 ended() {
     while [ ! -s "$logs/$1.status" ]; do sleep 0.2; done
     cat "$logs/$1"

@@ -23,8 +23,8 @@ if ! nvidia-smi -L >/dev/null 2>&1 || [ -z "$sanitizer" ]; then
     exit 0
 fi
 
-# under TOOL TESTS COUNT [D]: runs these tests under a tool, with COUNT random problems; D selects one head size of the
-# grid. The outcome goes to a file in $results.
+# under TOOL TESTS COUNT [D]: runs these tests under a tool, with COUNT random problems. D selects one head size of the
+# test on a grid of sizes. The outcome goes to a file in $results.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 under() {
@@ -43,7 +43,7 @@ under() {
     cat "$log".ok "$log".fail 2>/dev/null
 }
 
-# later ARGUMENTS: runs the function `under` with these arguments in the background.
+# later ARGUMENTS: runs the function `under` in the background, with these arguments.
 later() {
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
     under "$@" &

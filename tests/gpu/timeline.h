@@ -26,11 +26,11 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns, as a share from 0 to 1, how much of a copy ran while another request computed or copied in the other
- * direction. `stage` is STAGE_IN or STAGE_OUT; the copy with the largest share counts. The share is of the time that
- * the copy took beside other requests, because a copy alone would be measured at another moment of a shared machine.
- * Copies in the other direction count as well: during a copy in that takes longer than kernels, no kernel can run, even
- * with perfect overlap. */
+/* Returns which part of a copy, from 0 to 1, ran while another request computed or copied in the other direction.
+ * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is relative to the time that the
+ * copy took beside other requests, because a copy alone would be measured at another moment of a shared machine.
+ * Copies in the other direction count as well: during a copy in that takes longer than kernels, no kernel can run,
+ * even with perfect overlap. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -59,8 +59,9 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has none yet or a longer one. Both
- * are of the same request, run several times. A longer time was disturbed by other work on the machine. */
+/* Replaces each stage's time in `least` by the stage's time in `round`, if `least` has no time for the stage yet, or
+ * a longer one. Both are times of one request, which runs several times. A longer time was disturbed by other work
+ * on the machine. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -100,8 +100,8 @@ class Cache:
         return answer
 
     def answered(self, status, sent, uses=True):
-        """Checks the status of an answer. 404 is right if the cache may have expired, and required if it must have.
-        `sent` is the time at which the request was sent."""
+        """Checks the status of an answer. 404 is right if the cache's lifetime may have ended, and required if it must
+        have ended. `sent` is the time at which the request was sent."""
         now = time.monotonic()
         if status == 404 and now - self.used[0] >= self.ttl:
             raise Gone(self)
@@ -167,7 +167,7 @@ def decode(caches, q, new=None, headers=None, keep=None, **options):
     sent = time.monotonic()
     answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
     missing = int(answer.json()['pointer'].split('/')[2]) if answer.status == 404 else -1
-    # the server has looked at the caches before the missing one, which counts as a use
+    # the server has found these caches before it found that one is missing, and counts that as a use
     for i, cache in enumerate(caches):
         cache.answered(answer.status if missing in (-1, i) else 400, sent)
     if answer.status == 200 and new:

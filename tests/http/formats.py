@@ -85,7 +85,8 @@ def results(server, kind, op, members):
 
 
 def pointer_of(kind, members, pointer):
-    """Returns the JSON pointer to a faulty member in a body of this format. `pointer` is that of a body for /v1."""
+    """Returns the JSON pointer to a wrong member in a body of this format. `pointer` is the pointer that the error has
+    for a JSON body."""
     tensors, _ = split(members)
     name, rest = (pointer[1:].split('/', 1) + [''])[:2]
     if kind != 'kserve':

@@ -92,7 +92,7 @@ def test_a_gradient_without_its_input_is_refused(server, name, needs):
     members, _ = random_problem(rng(6), back=True)
     answer = server.backward(**members, outputs=[name])
     assert answer.status == 400 and needs in answer.json()['detail'], answer
-    dout = members.pop('dout')  # the same gradients from a saved context, which remains after this backward
+    dout = members.pop('dout')  # the same gradients from a context (saved forward), which this backward does not use up
     context = ok(server.forward(**members, save=True))['context']
     answer = server.backward(context=context, dout=dout, outputs=[name])
     assert answer.status == 400 and answer.json()['pointer'] == '/outputs' and needs in answer.json()['detail'], answer
@@ -208,7 +208,7 @@ def test_a_context_has_float32_gradients_and_a_refusal_does_not_use_it_up(server
     refused = server.backward(context=first, dout=dout, grad_dtype='bfloat16')
     assert (refused.status, refused.json()['pointer']) == (400, '/grad_dtype'), refused
     assert refused.json()['detail'] == "grad_dtype: is bfloat16, must be float32 or float16, q's dtype"
-    # the context still exists after the refused request
+    # the refused request has not used up the context (saved forward)
     rounds_to(ok(server.backward(context=first, dout=dout, grad_dtype='float32', deterministic=True)),
               ok(server.backward(context=second, dout=dout, deterministic=True)))
 

@@ -131,7 +131,7 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
         for t in attackers:
             t.join()
         start = time.monotonic()
-        # `verify` makes even this small request go through the device's queue
+        # with `verify`, even a small request waits in the device's queue, where it competes with the others
         little = server.forward(**wire.small_body(), verify=1)
         took = time.monotonic() - start
     assert little.status == 200, little
@@ -142,7 +142,8 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 
 
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
-    """The server gives up running work between two tiles when no client waits for it, and the device is then free."""
+    """When no client waits for a request any more, the server gives it up between two tiles, and the device is then
+    free."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
     body = thin(200000, softcap=30.0)  # this work takes at least 2 s, and typically 12 s
 
@@ -164,8 +165,8 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
-    """The batching window (the time in which a batch waits for more requests) ends when the batch is full. A gate holds
-    the device, so nine requests leave together."""
+    """The batching window is the time in which a batch waits for more requests. It must end when the batch is full. A
+    gate (a file) holds the device, so nine requests leave together."""
     server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
@@ -216,7 +217,7 @@ def strange(S, number=b'\x00\x3c', **options):
 def test_300_kb_whose_rows_all_leave_float32_are_refused_by_name_and_their_neighbours_are_not(serve):
     server = serve('--max-seconds', 3, '--cpu-threads', 1)
     expected_seconds(server, strange(50000), 3, STRANGE)
-    # rows are slow here because of q and k's values, not because of the scale
+    # rows are slow in this test because of the values of q and k, not because of the scale
     S = 30000
     expected_seconds(server, strange(S), 3, STRANGE)
     neighbours = {'small': strange(5000), 'scores of 0': strange(S, b'\0\0'), 'a scale of 1': strange(S, scale=1.0),
@@ -299,8 +300,8 @@ def ends_what_is_finished(server, body):
     the computation. Measures processor time, so that other load of the machine does not matter."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    # measures the time from sending until the computation has ended; the second time counts, because the first request
-    # also waits for memory to be allocated
+    # measures the time from sending until the computation has ended; the first request also waits until memory is
+    # allocated, so the second request's time counts
     for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]
@@ -308,7 +309,7 @@ def ends_what_is_finished(server, body):
         ms = 100 + 1000 * (time.monotonic() - start)
         left.close()
         assert eventually(lambda: server.inflight() == 0)
-    for _ in range(12):  # repeats until a deadline passes during that work, neither before nor after it
+    for _ in range(12):  # repeats until a deadline passes during this work, neither before nor after it
         before = processor_seconds(server)
         asking = Asking(server, body, {'X-Request-Timeout-Ms': f'{ms:.0f}'})
         assert eventually(lambda: finishing() or not asking.is_alive())
@@ -336,7 +337,8 @@ def proven(rows, **options):
 
 
 def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
-    server = serve('--devices', 'cpu')  # a GPU would verify the rows itself, without this work of the CPU
+    # serves on the CPU, because a GPU would verify the rows itself, without this work of the CPU
+    server = serve('--devices', 'cpu')
     answer = server.post(FORWARD, {'requests': [proven(6000)] * 40})
     assert answer.status == 200
     responses = answer.json()['responses']

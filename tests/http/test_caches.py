@@ -71,8 +71,8 @@ def test_the_half_precision_dtypes(server, rng, dtype):
 
 @pytest.mark.parametrize('q_dtype', ['float32', 'float16', 'bfloat16'])
 def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
-    """A float8 cache needs half the memory. A value is the stored number times the scale of its head; q and out have
-    the dtype of q."""
+    """A float8 cache must need half the memory. A value is the stored number times the scale of its head; out has the
+    dtype of q."""
     server = anywhere('--kv-bytes', '1M')
     k_scale, v_scale = np.array([0.5, 2.0]), np.array([0.25, 1.5])
     caches = [Cache(server, dtype='float8_e4m3fn', head_dim=16, k_scale=list(k_scale), v_scale=list(v_scale)) for _ in range(2)]
@@ -142,7 +142,8 @@ def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
     want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :512], causal=True)
     assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 512], answer
     assert_close(wire.value(answer.json()['out'])[0], want, 'float32')
-    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # a page holds keys only, no values
+    # a page of this cache holds keys only, and no values
+    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096
     answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :512])})
     assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
@@ -197,7 +198,7 @@ def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng)
             tree[0, 0, i, at] = 1
             at = parents[at]
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), [c.new(rng, 5) for c in caches], keep=tree), caches)
-    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask of its own for each batch row
+    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # each batch row has a mask of its own
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), keep=each), caches)
     # this mask is longer than the second row's cache; its entries before the first key have no effect
     longer = (rng.random((1, 4, 1, 43)) < .5).astype(float)
@@ -219,7 +220,8 @@ def test_a_row_has_the_bits_that_it_has_alone(server, rng):
     for b, cache in enumerate(rows):
         alone = decode([cache], q[b:b + 1])[0].json()
         assert np.array_equal(wire.value(alone['out'])[0], out[b]) and np.array_equal(wire.value(alone['lse'])[0], lse[b]), b
-    assert np.array_equal(out[2], out[4])  # both rows read the same shared pages
+    # both batch rows have read the same shared pages, so they have the same results
+    assert np.array_equal(out[2], out[4])
     for cache in rows:
         cache.delete()
 
@@ -396,14 +398,14 @@ def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     mine.truncate(64 * 64 - 1)
     assert mine.append(rng, 1).status == 200
     mine.truncate(0)
-    answer = mine.append(rng, 64 * 64 + 1)  # this token uses nothing that could be freed, so waiting would not help
+    answer = mine.append(rng, 64 * 64 + 1)  # this token uses no memory that it could free, so waiting would not help
     assert answer.status == 413 and 'retry-after' not in answer.headers, answer
     assert answer.json()['detail'] == 'this request needs 532480 bytes of pages, this token may have 524288 in all (--token-share)'
 
 
 def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
-    """A token's share is computed from the pools of all GPUs. Earlier it was half of that: the limit came from the
-    first GPU's pool, but pages on both GPUs counted."""
+    """The limit of each token is computed from the pools of all GPUs. In an earlier version it was half of that: it
+    came from the first GPU's pool, but pages on both GPUs counted."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50, '--cpu-threads', 1, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': ''})
@@ -417,8 +419,9 @@ def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
 
 
 def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
-    """Servers of language models create caches before they fill them. Such caches are spread over the GPUs. Earlier all
-    of them were on the first GPU, and appends failed with status 507 while three quarters of the memory was free."""
+    """Servers of language models create caches before they fill them. Such caches must be spread over the GPUs. In an
+    earlier version all of them were on the first GPU, and appends failed with status 507 while three quarters of the
+    memory was free."""
     server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
     caches = [Cache(server) for _ in range(64)]
     for cache in caches:
@@ -481,8 +484,8 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
 
 
 def test_what_no_pool_can_hold_is_413(anywhere, rng):
-    """A cache that no pool can hold is refused with 413. Earlier the answer was 507 with "1048576 of 1048576 bytes are
-    in pages", although no page was in use."""
+    """A cache that no pool can hold must be refused with 413. In an earlier version the answer was 507 with "1048576 of
+    1048576 bytes are in pages", although no page was in use."""
     cache = Cache(anywhere('--kv-bytes', '1M'))
     answer = cache.append(rng, 20000)
     assert answer.status == 413 and 'retry-after' not in answer.headers and answer.json()['code'] == 'too-large', answer
@@ -493,8 +496,8 @@ def test_what_no_pool_can_hold_is_413(anywhere, rng):
 
 @pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
 def test_more_memory_for_caches_than_a_device_has_is_refused_at_the_start(binary):
-    """The server refuses to start if --kv-bytes exceeds a device's memory. Earlier it became ready, and then answered
-    507 to every new cache."""
+    """The server must refuse to start if --kv-bytes exceeds a device's memory. In an earlier version it became ready,
+    and then answered 507 to every new cache."""
     name = 'cpu' if binary == service.BINARY else 'fake:0'
     command = [binary, '--listen', '127.0.0.1:0', '--device-bytes', '64M', '--kv-bytes', '65M', '--cpu-threads', '1', *(['--devices', 'cpu'] if name == 'cpu' else [])]
     env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''} if binary == service.FAKE else {}
@@ -513,7 +516,7 @@ def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
     assert server.metric('attnd_cache_pages', kind='shared') == 16
     new = [c.new(rng, 1) for c in forks[:4]]
     assert_right(*decode(forks[:4], rng.standard_normal((4, 1, 4, 8)), new), forks[:4])
-    # each of the four forks that appended got a copy of the last page
+    # each of the four forks that appended has got a copy of the last page
     assert server.metric('attnd_cache_pages', kind='all') == 20
     assert_right(*decode([cache, *forks], rng.standard_normal((33, 1, 4, 8))), [cache, *forks])
     for c in [cache, *forks]:
@@ -590,7 +593,7 @@ def all_at_once(calls):
 def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     """On a device whose kernels read staging memory (the memory of request bodies), steps are merged into one problem
     without a copy. Each step must have the same bits as alone, whatever else the batch contains."""
-    # the copies of these caches are made by appends, which the server does not merge
+    # these caches are filled by appends, which the server does not merge, so this many copies are made
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'
@@ -617,13 +620,13 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     alone = filled(serve('--cpu-threads', 1))
     caches = filled(together)
     before = [Cache(together, **shape) for _ in range(4 + GUESTS)]
-    for turn in 0, 1:  # the second round attends to what the first round has appended
+    for turn in 0, 1:  # in its second turn, a step attends to what the first turn has appended
         open(gate, 'w').close()
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                # Each request is one batch. When these requests have all four streams and the guests' streams, later
-                # requests have to wait.
+                # Each request is one batch. When all streams have a batch, also those of guests (short requests beside
+                # others), later requests have to wait.
                 for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
@@ -659,8 +662,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 appends to one cache run one after the other, and the first takes long. Other clients' requests find free
-    streams and use other caches, so they must not wait for the appends."""
+    """600 appends to one cache run one after the other, and the first takes long. Requests of other clients use other
+    caches, and streams are free for them, so they must not wait for the appends."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)
@@ -808,8 +811,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
 
 
 def test_a_query_changes_nothing(server, rng):
-    """A query string never changes what a request does. Earlier fork?length=3 forked all positions, and DELETE
-    ?dry_run=true deleted the cache."""
+    """A query string must never change what a request does. In an earlier version fork?length=3 forked all positions,
+    and DELETE ?dry_run=true deleted the cache."""
     cache = Cache(server)
     cache.append(rng, 5)
     before = {c['id'] for c in server.get('/v1/caches').json()['caches']}
@@ -818,7 +821,7 @@ def test_a_query_changes_nothing(server, rng):
                                    ('DELETE', cache.path('?' + 'x' * 500), 'x' * 80)]:
         answer = server.ask(method, path)
         assert answer.status == 400 and answer.json()['code'] == 'invalid-request' and f"('?{argument}')" in answer.json()['detail'], answer
-    # caches of other tests on this server may have expired since, so fewer may remain
+    # caches of other tests on this server may have expired meanwhile, so the list may be shorter than before
     assert cache.id in before and {c['id'] for c in server.get('/v1/caches').json()['caches']} <= before
     assert server.get(cache.path('?any=1')).json()['length'] == 5
     cache.delete()

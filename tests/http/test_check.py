@@ -33,7 +33,7 @@ def codes(answer):
 
 @pytest.fixture
 def problem():
-    """A causal problem in float32, and its right results."""
+    """A causal problem in float32: its members, its inputs, and its right results."""
     members, x = random_problem(rng(), Sq=40, H=4, Hk=2, D=16)
     out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], causal=True)
     return {**members, 'causal': True}, x, out, lse
@@ -218,8 +218,8 @@ def test_kserve_answers_a_report(server, problem):
 
 
 def test_a_deadline_makes_the_check_smaller_and_not_late(server):
-    """A complete check takes many times the deadline of 2 s. The answer must arrive before the deadline, and say what
-    was left out."""
+    """A complete check takes many times the deadline of 2 s. The answer must come before the deadline, and say which
+    parts of the check were left out."""
     shape = (1, 6000, 8, 64)
     members = {name: tensor(rng(5).standard_normal(shape), 'float16') for name in ('q', 'k', 'v')}
     began = time.monotonic()

@@ -180,8 +180,7 @@ class TraceSet:
     are bfloat16."""
 
     def __init__(self, folder, op_type, name, inputs, files):
-        """`files` has the inputs that are stored in a file of the workload. The other inputs are random, or single
-        numbers."""
+        """`files` has the inputs that the workload stores in a file. The other inputs are random, or single numbers."""
         self.module, self.folder, self.name = example('flashinfer_bench'), folder, name
         specs = {}
         for n, x in inputs.items():

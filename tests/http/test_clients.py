@@ -28,8 +28,8 @@ def leave(s, how):
 @pytest.mark.parametrize('count', [127, 128, 129, 256])
 def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
     """While the server is stopped (SIGSTOP), so many requests arrive that one HTTP thread finds them all at once.
-    libmicrohttpd takes 128 events at a time from the kernel. Earlier it waited for more events when it got exactly
-    128."""
+    libmicrohttpd takes 128 events at a time from the kernel. In an earlier version it waited for more events when it
+    got exactly 128."""
     server = serve('--http-threads', '1')
     get = b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n'
     crowd = [socket.create_connection(server.address, 10 * service.SLOWER) for _ in range(count)]
@@ -90,7 +90,8 @@ def test_while_uploading(quiet, how):
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
 def test_while_waiting_in_the_queue(quiet, how):
-    """When the client leaves, its slot is free at once, and its work never starts."""
+    """When the client of a waiting request leaves, the request's place in the queue is free at once, and its work must
+    never start."""
     flops = quiet.metric('attnd_flops_total')
     cancelled = quiet.metric('attnd_cancelled_total')
     with occupied(quiet, quiet.endless_body, queued=1):
@@ -113,7 +114,7 @@ def test_while_waiting_in_the_queue(quiet, how):
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
 def test_while_it_computes(quiet, how):
-    """When the client leaves, work that has begun stops, and does not count as work done."""
+    """When the client of a running request leaves, its work stops, and does not count as work done."""
     flops = quiet.metric('attnd_flops_total')
     cancelled = quiet.metric('attnd_cancelled_total')
     s = quiet.raw()

@@ -23,7 +23,7 @@ import pytest
 import service
 
 FOLDER = os.path.join(service.HERE, '../deploy/examples')
-# What the clients print, as regular expressions. Ray may print more lines between them.
+# What the clients print, as regular expressions. Ray may print lines of its own between them.
 SAYS = (r'servers: 3; parts: 3; the largest error is (\d\.\de-\d+)', r'refused: k: shape\[2\] is 3, must divide the 4 heads of q')
 
 
@@ -88,7 +88,7 @@ def test_parts_of_the_keys_give_what_one_request_gives(cpu, shards, name, count)
 
 
 def test_parts_of_float16_are_rounded_nowhere_before_the_end(server, shards):
-    """Parts of a float16 problem are computed with results and gradients in float32, and so are the merged results."""
+    """The parts of a float16 problem have results and gradients in float32, and so have the merged results."""
     t = draw(37, 113, dtype=np.float16)
     inputs = {'q': t['q'], 'k': t['k'], 'v': t['v']}
     whole, gradients = shards.one_after_the_other([server.url], shards.cut(**inputs, count=3, causal=True), t['dout'])
@@ -165,7 +165,7 @@ class Front(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address):
-        pass  # the client may have been killed before it read the answer
+        pass  # the client may have been killed before it has read the answer
 
 
 class Passing(http.server.BaseHTTPRequestHandler):
@@ -252,7 +252,8 @@ def test_a_full_server_is_tried_again_and_a_wrong_request_is_not(fronts, shards)
     wrong = r'^v: shape\[1\] is 8, must be 9, the keys of k$'
     with pytest.raises(shards.Refused, match=wrong):
         shards.post([front.url], 0, 'forward', {**inputs, 'v': t['v'][:, :8]})
-    # cut() refuses a v of another length: otherwise a part would be refused, or a longer v cut without an error
+    # cut() refuses a v that is longer or shorter than k: otherwise the server would refuse a part, or a longer v would
+    # be cut without an error
     with pytest.raises(ValueError, match=wrong):
         shards.cut(t['q'], t['k'], t['v'][:, :8], 3)
 

@@ -72,7 +72,7 @@ def test_status_64_is_an_option_that_is_wrong():
     assert ended('--queue-depth', '0') == 64
     assert ended(env={'ATTND_QUEUE_DEPTH': '0'}) == 64
     assert ended(env={'ATTND_QEUE_DEPTH': '1'}) == 64
-    # each of these options is valid alone, but not together
+    # each of these options is valid, but not together with the others
     assert ended('--devices', 'cpu', '--device-bytes', '64M', '--kv-bytes', '1G') == 64
 
 

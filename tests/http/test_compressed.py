@@ -57,7 +57,7 @@ def test_a_compressed_body_has_the_answer_of_the_same_body(server, kind, coding)
 
 
 def in_pieces(server, path, headers, body, size, chunked):
-    """Sends the body in packets of `size` bytes, with pauses, so that the server receives each packet alone."""
+    """Sends the body in packets of `size` bytes, with pauses, so that the server receives every packet separately."""
     lines = [f'POST {path} HTTP/1.1', 'Host: x', *(f'{n}: {v}' for n, v in headers.items()),
              'Transfer-Encoding: chunked' if chunked else f'Content-Length: {len(body)}']
     with server.raw() as s:
@@ -142,8 +142,8 @@ def test_a_request_behind_a_broken_stream_is_served(server):
 
 
 def test_the_length_of_the_json_counts_unpacked_bytes(server):
-    """KServe's header with the length of the JSON counts unpacked bytes, as in Triton. Here that number is larger than
-    the Content-Length."""
+    """KServe's header with the length of the JSON counts the bytes before compression, as in Triton. Here that number
+    is larger than the Content-Length."""
     path = test_kserve.INFER
     text, tail, _ = test_kserve.problem(parameters={'binary_data_output': True}, id='x' * 500)
     packed = gzip.compress(text + tail)
@@ -201,8 +201,8 @@ def test_a_bomb_is_refused_after_64_mib(serve):
 
 
 def test_memory_is_leased_for_what_was_unpacked(serve):
-    """The server leases memory for bytes that it has unpacked, not for the announced length of the body, nor for the
-    sizes in the file's header."""
+    """The server must lease memory for bytes that it has unpacked, not for the announced length of the body, nor for
+    the sizes in the file's header."""
     server = serve('--staging-bytes', '512M', '--max-body-bytes', '256M')
     packed = gzip.compress(zeros(100), 9)
     half = len(packed) // 2
@@ -219,12 +219,12 @@ def test_memory_is_leased_for_what_was_unpacked(serve):
 
 
 def test_one_thread_serves_others_while_it_unpacks(serve):
-    """One packet may unpack to a thousand times its size, so the HTTP thread unpacks a bounded piece and then serves
-    other connections. Earlier no more than two answers on another connection came before this request's answer,
-    whatever its size."""
+    """One packet may unpack to a thousand times its size, so the HTTP thread must unpack a bounded piece and then serve
+    other connections. In an earlier version at most two answers on another connection came before this request's
+    answer, whatever its size."""
     server = serve('--http-threads', 1, '--max-body-bytes', '256M', '--staging-bytes', '2G')
     packed = bytearray(gzip.compress(zeros(30), 9))
-    packed[-1] ^= 1  # a wrong checksum: the body is unpacked, but nothing is computed
+    packed[-1] ^= 1  # makes the checksum wrong, so that the body is unpacked, but nothing is computed
     assert len(packed) < 32 << 10
     request = service.request_bytes(FORWARD, bytes(packed), headers=[f'{n}: {v}' for n, v in PACKED.items()])
 

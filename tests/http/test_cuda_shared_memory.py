@@ -31,7 +31,7 @@ LATE_S = 1.5 * service.SLOWER  # seconds after which the deadline of soon() has 
 
 
 def soon():
-    """Returns a header with a deadline that passes while the request runs."""
+    """Returns a header with a deadline that passes during the request's computation."""
     return {'X-Request-Timeout-Ms': f'{1000 * service.SLOWER:.0f}'}
 
 
@@ -158,8 +158,8 @@ def test_opening_may_fail_for_want_of_memory_and_by_a_device_that_is_lost(fake, 
 @pytest.mark.parametrize('where', ['all', 'inputs', 'outputs', 'k', 'with system'])
 @pytest.mark.parametrize('S', [4, 2048])
 def test_tensors_are_used_where_they_are(fake, shm, where, S):
-    """The numbers are the same whichever memory each tensor lies in, and the device's tensors never pass through the
-    server's memory."""
+    """The numbers must be the same whether tensors lie in the device's memory or in the server's. The device's tensors
+    must never pass through the server's memory."""
     server = fake('', *BOTH)
     arrays, data = problem(S=S, H=1)
     want = by_json(server, arrays)
@@ -237,7 +237,7 @@ def test_what_cannot_be_done_with_a_devices_memory(fake, shm):
     made['inputs'][1]['parameters'] = place('in', 252, 256)
     refused(server.ask('POST', INFER, json.dumps(made).encode()), 400, 'k: data has 252 bytes', pointer='/inputs/1/parameters/shared_memory_byte_size')
     assert out.read() == bytes(4096) and one.read() == data
-    # one allocation that is registered under two names is opened only once
+    # one allocation is registered under a second name, and must not be opened a second time
     assert register(server, 'again', one).status == 200
     refused(infer(server, arrays, outputs={'out': place('again', 256, 256)}), 400, 'out: would be written over k')
     nothing_left(server)
@@ -423,8 +423,8 @@ def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
 
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
 def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
-    """A step that is late (not done when its HTTP thread stops waiting) is answered when it has ended. The cache has
-    the new position only if a client still waited. The next step on the cache waits until then."""
+    """A step (a decode) is late if it is not done when its HTTP thread stops waiting. It is answered when it has ended.
+    The cache has the new position only if a client still waited. The next step on the cache waits until then."""
     server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
     growing = Growing(server, shm)
     asking = AskingStep(growing, soon() if late else {})
@@ -456,7 +456,8 @@ class AskingStep(threading.Thread):
 
 @pytest.mark.limit(120)
 def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(fake, shm):
-    """A step whose cache is used by another thread's step waits in the queue until that step has ended."""
+    """A step (a decode) that uses the same cache as another thread's step waits in the queue until the other step has
+    ended."""
     server = fake('delay=1', *ALLOW, '--http-threads', 8, reads_staging=True)
     growing, statuses = Growing(server, shm), []
 
@@ -474,8 +475,8 @@ def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(f
 
 @pytest.mark.parametrize('Sq, batches', [(1, 1), (64, 2)], ids=['short', 'long'])
 def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, Sq, batches):
-    """A client whose step is in a batch waits for the whole batch. Steps of more than PREPARE_ALONE_FLOPS operations
-    therefore leave alone, and only short steps leave together."""
+    """A client whose step is in a batch waits for the whole batch. Only short steps may therefore leave together, and
+    steps of more than PREPARE_ALONE_FLOPS operations leave alone."""
     server = fake(f'hold={gate.path}@1+', *ALLOW)
     rng = np.random.default_rng(5)
     q, keys = rng.standard_normal((1, Sq, 8, 64)).astype(np.float16), wire.tensor(rng.standard_normal((8192, 2, 64)), 'float16')
@@ -486,7 +487,7 @@ def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, S
     for id_ in ids:
         assert server.post(f'/v1/caches/{id_}/append', {'k': keys, 'v': keys}).status == 200
     first = []
-    for n in range(4 + GUESTS):  # as many requests as the device takes at the same time
+    for n in range(4 + GUESTS):  # sends as many requests as the device takes at the same time
         first.append(Asking(server, body(problem()[0], shared=())))
         running(server, n + 1)
     before = server.metric('attnd_batch_size_count')
@@ -536,7 +537,7 @@ def test_a_region_that_is_unregistered_stays_open_for_the_request_that_uses_it(f
     assert unregister(server).status == 200 and status(server).json() == []
     refused(infer(server, arrays), 404, "q: there is no region 'in'")
     assert mappings(server) == 2
-    # after the region was unregistered, its name can be used again
+    # the region was unregistered, so its name is free, although a request still uses the memory
     assert register(server, 'out', shm(64)).status == 200
     gate.open()
     answer = asking.result()
@@ -595,7 +596,7 @@ def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gat
 
 def test_closing_keeps_nobody_waiting(fake, gate, shm):
     """Before it closes shared memory, the driver may wait for everything that runs on the device. Neither clients nor
-    the loop (the server's main thread) must wait for that."""
+    the scheduler's loop (the server's main thread) must wait for that."""
     server = fake(f'release.hold={gate.path}@1', *ALLOW)
     arrays, data = problem()
     one, other = shm(0, data), shm(0, data)
@@ -642,12 +643,12 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
-    """The device is lost after the server looked up the request's regions. No other device can compute the request, so
-    it must fail at once instead of waiting for its deadline."""
+    """The device is lost after the server looked up the request's regions of its memory. No other device can read them,
+    so the request must fail at once instead of waiting for its deadline."""
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
-    # a body so long that the server checks it in another thread than an HTTP thread
+    # the spaces make the body so long that another thread than an HTTP thread checks it
     checked = Asking(server, body(arrays) + b' ' * (9 << 20))
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='checking') == 1)
     assert register(server, 'more', shm(64)).status == 503
@@ -683,8 +684,8 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
 
 @pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
 def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
-    """An HTTP thread launches a problem whose tensors are all on the device, whatever its size. Its bytes
-    (INLINE_BYTES) and its work (PREPARE_SMALL_FLOPS) are no limit, because nothing is copied. The same problem with its
+    """An HTTP thread launches a problem whose tensors are all on the device, whatever its size. The limits on its bytes
+    (INLINE_BYTES) and work (PREPARE_SMALL_FLOPS) do not apply, because nothing is copied. The same problem with its
     tensors in the body waits in the queue."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     server = fake('', *ALLOW)

@@ -157,7 +157,8 @@ def assert_by_queries(got, want):
 
 
 def assert_memory_is_free(server):
-    """Staging memory is free, and the devices keep no sums of parts. They may keep scratch memory of kernels."""
+    """All staging memory (memory of request bodies) is free, and the devices keep no sums of parts. They may keep
+    scratch memory of kernels."""
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     own = 4 * 2 * S * D
     assert eventually(lambda: all(server.metric('attnd_device_bytes', device=d['name'], kind='used') < own for d in server.get('/v1/info').json()['devices']))
@@ -183,7 +184,8 @@ def test_rows_of_a_batch_are_shared_where_there_are_few_heads(fake):
     assert all(one[n] == three[n] for n in RESULTS['backward'])
 
 
-# The first problem is a backward. The second run of kernels on a device, and its first peer copy, are those of adding up.
+# The first problem that is sent is a backward. A device's second run of kernels, and its first copy from another
+# device, belong to adding up the parts' sums.
 @pytest.mark.parametrize('fault', ['1:sync.err=700@1', '1:launch.err=700@1', '1:copy.err=700@1', '1:call.err=700@9', '1:peer.err=700@1', '1:launch.err=700@2', '1:sync.err=700@2'])
 def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_queries, fault):
     whole = fake('', *SPLIT, devices=3)

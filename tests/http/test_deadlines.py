@@ -62,8 +62,8 @@ def test_no_time_at_all(busy):
 
 @pytest.mark.parametrize('value', [0, -1, 2**53 + 1])
 def test_the_header_and_the_member_have_one_rule(busy, value):
-    """The header and the member refuse the same values. Earlier a value of 0 was 504 in the header and 400 in the
-    body."""
+    """The header and the member refuse the same values. In an earlier version a value of 0 was answered with 504 in the
+    header and with 400 in the body."""
     for answer in (busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': str(value)}), busy.forward(**wire.small_body(timeout_ms=value))):
         assert answer.status == 400 and 'from 1 to ' in answer.json()['detail'], answer
 
@@ -81,7 +81,7 @@ def test_what_is_no_time(busy, value):
 
 def test_the_member_of_the_body(busy):
     body = busy.slow_body[:-1] + b',"timeout_ms":%d}' % (SOON_S * 1000)
-    # the answer says that the request was running, or that it waited for the request of the last test
+    # the deadline passes while the request runs, or while it waits for the request of the previous test
     late(busy.post(FORWARD, body), 'while the request')
     late(busy.post(FORWARD, body, {'X-Request-Timeout-Ms': '50000'}), 'while the request')
     assert busy.post(FORWARD, wire.small_bytes(timeout_ms=50000)).status == 200
@@ -89,7 +89,7 @@ def test_the_member_of_the_body(busy):
 
 def test_the_option_of_the_server(busy, serve):
     server = serve('--timeout-ms', int(SOON_S * 1000), '--cpu-threads', 1)
-    # a client cannot extend the deadline of --timeout-ms
+    # a client's own deadline cannot be longer than --timeout-ms
     late(server.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '60000'}), 'while the request was running')
     # the device finishes the work that it has begun before it takes the next request
     assert service.eventually(lambda: server.post(FORWARD, wire.small_bytes()).status == 200)

@@ -16,7 +16,7 @@ FOLDER = os.path.join(service.HERE, '../deploy/examples')
 with open(os.path.join(FOLDER, 'README.md')) as f:
     TABLE = dict(re.findall(r'^\| \[([a-z_]+\.[a-z]+)\]\(\1\) \|.*\| `(.*)` \|$', f.read(), re.M))
 
-# text that each example prints, without its numbers
+# what each example prints, without its numbers, as a regular expression
 SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nobserve: 3 pairs, the queries look at keys 0 and 1\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\nobserve: mean entropy .+ nats, the first key has .+ of 100 queries\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',

@@ -65,8 +65,8 @@ def test_without_tokens_a_connection_is_a_caller(serve):
 
 
 def test_checks_and_verification_of_one_token_leave_threads_to_another(serve, tokens):
-    """Bob's requests have many rows to verify, and are more than the threads that verify. Threads must still be left
-    for Alice."""
+    """Bob's requests have many rows to verify, and are more than there are threads that verify. A thread must still be
+    left for Alice."""
     server = serve('--cpu-threads', '2', '--token-file', tokens)
     server.page_headers = {'Authorization': 'Bearer alice-secret'}
     verified = json.loads(slow.body(20000, outputs=['out']))

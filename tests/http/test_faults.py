@@ -91,7 +91,8 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
-    server = fake('copy.err=700', reads_staging=True)  # this device copies nothing, so a fault of copies never happens
+    # this device copies nothing, so the failing copy of the script never happens
+    server = fake('copy.err=700', reads_staging=True)
     for _ in range(3):
         answer = server.post(FORWARD, wire.small_bytes())
         assert tensors(answer) == right and answer.json()['backend'].startswith('fake:0 ')
@@ -113,7 +114,7 @@ def test_what_is_late_is_answered_when_it_ends(fake, right, gate):
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
     assert server.get('/livez').status == 200
-    behind = Asking(server)  # the device runs a batch: this request must wait for that batch, but for nothing else
+    behind = Asking(server)  # the device runs a batch, which this request must wait for; it must wait for nothing else
     assert tensors(behind.result()) == right
     gate.open()
     assert tensors(late.result()) == right
@@ -130,8 +131,9 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """A late request (its HTTP thread has stopped waiting for it) is taken over by the device's thread from another
-    slot. It must not lose the time until which it may run, although other requests come and go."""
+    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread takes it over from
+    another HTTP thread's slot. The time until which the request may run must not change, although other requests
+    come and go."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -144,8 +146,8 @@ def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
 
 
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
-    """The late request was admitted before the queue filled up, and runs already. It must end although the queue is
-    full now."""
+    """The late request was admitted before the queue filled up, and runs already. It must end, although the queue is
+    full by then."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
     body = wire.small_bytes()
     with server.raw() as late:
@@ -183,7 +185,7 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    # which of the two devices computes depends on the processor core, so it may always be the one without a fault
+    # the processor core decides which of the two devices computes, so it may always be the device without a fault
     while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:
@@ -212,8 +214,8 @@ def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
     """When a batch fails, all of its requests fail, and no others do."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    # Each request is one batch. When these requests have all four streams and the guests' streams, later requests have
-    # to wait.
+    # Each request is one batch. When all streams have a batch, also those of guests (short requests beside others),
+    # later requests have to wait.
     for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
@@ -238,7 +240,8 @@ def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
 
 
 def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
-    # each stream's first request allocates workspace, inputs and outputs, so the third request's first allocation fails
+    # each stream's first request allocates workspace, inputs and outputs; the script lets the seventh allocation fail,
+    # which is the third request's first
     server = fake(f'hold={gate.path}@1,alloc.fail@7')
     first = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
@@ -272,7 +275,8 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    small = Asking(server)  # the small request must not overtake the large ones for ever, so it may have to wait too
+    # the large requests must not wait for ever while small ones pass, so the small request may have to wait too
+    small = Asking(server)
     gate.open()
     expected = tensors(first.result())
     assert all(tensors(a.result()) == expected for a in others)
@@ -325,7 +329,7 @@ def test_a_device_that_lies_is_found_out_by_verify(fake):
 def test_a_sticky_error_takes_readiness_down_answers_all_and_ends_with_70(fake, right, gate, code):
     server = fake(f'hold={gate.path}@2,sync.err={code}@2', '--max-batch', '1')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
-    asked = [Asking(server) for _ in range(7)]  # four requests run on streams and three wait
+    asked = [Asking(server) for _ in range(7)]  # four of the seven requests run on streams, and three wait
     assert eventually(lambda: running(server)['fake:0'] >= 1 and server.metric('attnd_device_batches_total') + running(server)['fake:0']
                       + server.metric('attnd_queue_requests') == 8)
     probe = server.raw()  # this connection was opened before the fault, because the listeners are closed after it
@@ -369,8 +373,8 @@ def test_whichever_call_meets_a_sticky_error(right):
 
 @pytest.mark.limit(120)
 def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
-    """A launch fails with a temporary error, but the copy before it has failed with a permanent one. The permanent
-    error must count at once."""
+    """A launch fails with a temporary error, but the copy before it has failed with a permanent one. The device must
+    count as lost at once."""
     lost = 0
     for n in range(1, 20):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
@@ -463,13 +467,13 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's thread hangs: after the run, its mark on the stream fails, and it then waits for everything on that
-    stream."""
+    """The device's thread hangs: after the run its mark on the stream fails, and the thread then waits for everything
+    on that stream."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
         answer = server.post(FORWARD, wire.small_bytes())
-        # the call that failed came before anything was on the stream, so the thread does not hang
+        # the failed call came when nothing was on the stream yet, so the thread did not hang
         if answer.status == 500:
             server.stop()
             continue
@@ -601,7 +605,7 @@ def test_one_device_lost_of_two_leaves_the_other_serving(fake, right):
     m = server.metrics()
     assert m['attnd_device_usable{device="fake:0"}'] == 0 and m['attnd_device_usable{device="fake:1"}'] == 1 and m['attnd_ready'] == 1
     assert {n: d['usable'] for n, d in devices(server).items()} == {'fake:0': False, 'fake:1': True}
-    # now the last device is lost as well
+    # the last of the devices is lost here
     fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')
     dies(server, 70)
 
@@ -644,7 +648,7 @@ def test_info_and_metrics_tell_about_each_device(fake, gate):
     assert first.result().status == 200
     dout = wire.tensor(np.ones((1, 3, 2, 4)))
     assert server.backward(**wire.small_body(), dout=dout).status == 200
-    work = 2 * (4 + 4) * 2 * 9  # work of a forward: 2 (D + Dv) H Sq Sk operations
+    work = 2 * (4 + 4) * 2 * 9  # operations of one forward: 2 (D + Dv) H Sq Sk
     d, m = devices(server), server.metrics()
     assert [d[n]['batches'] for n in d] == [2, 3] and [d[n]['errors'] for n in d] == [0, 1]
     assert [d[n]['flops'] for n in d] == [work * 3.5, work * 2]
@@ -681,8 +685,7 @@ def watched(serve):
     def start(script='', **shims):
         port = service.free_port()
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
-        # While its thread hangs, the request's body makes no progress either, so the limit on stalled bodies must be
-        # long.
+        # While its thread hangs, a request's body does not arrive either, so the limit on stalled bodies must be long.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
         # the connection is opened now, because the loop (which may hang later) accepts connections
         connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))

@@ -167,7 +167,7 @@ def test_dropout_is_repeatable_and_of_the_right_size(server):
     members['v'] = tensor(np.ones((1, 256, 2, 8)))
     first, again = ok(server.forward(**members)), ok(server.forward(**members))
     assert first['out'] == again['out']
-    # with scale 0 and values of 1, out is the share of the keys that dropout keeps, divided by 1 - p
+    # with scale 0 and values of 1, out is the fraction of the keys that dropout keeps, divided by 1 - p
     out = value(first['out'])
     assert abs(out.mean() - 1) < 0.02 and out.std() > 0.02
     members['seed'] = 12346
@@ -476,8 +476,8 @@ def test_verify_of_more_rows_than_there_are(server):
 
 
 def test_verifying_while_clients_leave_and_deadlines_pass(server):
-    """Other threads verify rows by recomputing them. A client that stops waiting must not free the memory that these
-    threads read."""
+    """Other threads verify rows by computing them again. When a client leaves, the server must not free memory that
+    these threads read."""
     body = json.dumps({'requests': [random_problem(rng(21 + i), B=2, Sq=96, H=3, D=32, dtype='float16', verify='all')[0] for i in range(2)]}).encode()
     def client(me):
         for turn in range(6):

@@ -147,7 +147,8 @@ def test_row(server, sent, statuses, next_is_served):
         try:
             s.sendall(sent)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the server may refuse at the head and close while the test still sends
+            # the server may refuse the request after its head, and close the connection while the test still sends
+            pass
         reader = RawReader(s)
         answer = reader.answer(method)
         while answer is not None and answer.status == 100:
@@ -181,8 +182,8 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these messages, 1.x refuses them, and the server cannot see the difference. Each
-    must be either served or refused."""
+    """libmicrohttpd 0.9.75 accepts these messages, and 1.x refuses them, without a difference that the server can see.
+    Each message must be either served or refused."""
     with server.raw() as s:
         s.sendall(sent)
         answer = RawReader(s).answer()
@@ -386,8 +387,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize('malformed', MALFORMED)
 def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
-    """libmicrohttpd's log says that a message was refused, but not on which connection. The server must not blame a
-    connection with half a head beside it."""
+    """libmicrohttpd's log says that a message was refused, but not on which connection. The server must not take
+    another connection, with half of a head, for the refused one."""
     server = serve('--http-threads', 1)
     with service.Probe(server) as probe:
         for round_ in range(12):
@@ -441,7 +442,9 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
                 try:
                     s.sendall(SMUGGLED + sent + SMUGGLED)
                 except OSError:
-                    pass  # the server may refuse at the head and close while the test still sends
+                    # the server may refuse the request after its head, and close the connection while the test still
+                    # sends
+                    pass
                 reader = RawReader(s)
                 assert reader.answer().status == 200
                 answer = reader.answer()
@@ -466,7 +469,7 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
     """Bytes behind the last request arrive late, while the end of that request's answer still waits in the server's
-    kernel for a slow reader. They must not cost the end of the answer."""
+    kernel for a slow reader. The client must get the end of the answer nevertheless."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:

@@ -66,8 +66,8 @@ def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
     # two header lines of the same name are one list
     answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')
     assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
-    # one header line may be as long as a whole head may be, but several lines of one name together may not, whatever
-    # space stands between them
+    # One header line may be as long as a whole head may be. Several lines of one name together may not, whatever white
+    # space stands around their values.
     for end in ('', ' '):
         assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + end).status == 200
         answer = ask(body, 'Authorization: Bearer secret', 'Accept: ' + 2000 * 'x' + end, 'Accept: ' + 100 * 'x' + end)

@@ -50,8 +50,8 @@ def decode_ms(server, mask):
 
 
 def test_a_large_mask_above_the_diagonal_is_checked_as_fast_as_another(server):
-    """Checking a large mask for hidden pairs above the diagonal is as fast as checking another mask. Earlier the HTTP
-    thread checked each element with two divisions."""
+    """Checking a large mask for hidden pairs above the diagonal must be as fast as checking another mask. In an earlier
+    version the HTTP thread checked each element with two divisions."""
     S = 4000
     other = np.ones((S, S), 'uint8')
     other[0, 0] = 0

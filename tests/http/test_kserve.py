@@ -186,8 +186,8 @@ def test_every_refusal_under_v2_is_json_with_error(server, method, path, status,
 
 
 def test_faults_that_are_found_after_decoding_point_into_the_body(server):
-    """A fault that is found after decoding has a pointer into the KServe body. Earlier the pointers were those of a
-    body for /v1, such as /dout/shape/1."""
+    """If a fault is found after decoding, the error has a pointer into the KServe body. In an earlier version it was a
+    pointer into a body for /v1, such as /dout/shape/1."""
     rng = np.random.default_rng(1)
 
     def infer(model, shapes, parameters=(), **more):
@@ -298,8 +298,8 @@ def test_the_name_of_a_sequence_may_have_128_bytes_as_triton_takes(server):
 
 
 def test_without_a_sequence_there_is_none_to_start_or_to_end(server):
-    """Outside a sequence, a request may name a cache in `caches`. sequence_start and sequence_end are refused there:
-    earlier, sequence_end in such a request deleted the cache."""
+    """Outside a sequence, a request may name a cache in `caches`. sequence_start and sequence_end must be refused
+    there: in an earlier version, sequence_end in such a request deleted the cache."""
     cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 4, 'dtype': 'float32'}).json()['id']
     for name in ('sequence_start', 'sequence_end'):
         for none in ({}, {'sequence_id': 0}, {'sequence_id': ''}):
@@ -378,7 +378,8 @@ def test_what_perf_analyzer_reads(server):
 
 
 def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
-    """The metadata must list q, k and v. Earlier it listed q alone, but no sequence can start without k and v."""
+    """The metadata must list q, k and v. In an earlier version it listed q alone, but no sequence can start without k
+    and v."""
     model = 'attention_decode_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     assert [(t['name'], t.get('optional', False)) for t in meta['inputs']] == [('q', False), ('k', True), ('v', True)]

@@ -1,5 +1,5 @@
 """Every limit from both sides: body sizes (413), overload (503 with Retry-After), the queue, and connections. A client
-must be able to read its refusal."""
+that is refused must be able to read the answer."""
 import http.client
 import json
 import os
@@ -196,7 +196,8 @@ def is_cut(s):
 
 
 def test_the_connections_are_full(serve, beside):
-    """If no connection is idle, the server closes none of those with a request, and refuses one more with a reason."""
+    """If no connection is idle, the server must not close one with a request for a new connection, which it refuses
+    with a reason."""
     server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
     held = uploading(beside, server, 4)
     with server.raw() as s:
@@ -223,7 +224,8 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
     idle = []
     for _ in range(3):
         idle.append(opened(server))
-        # now all connections have been idle for longer than CONNECTION_BETWEEN_MS, and the first for the longest time
+        # by this time all connections have been idle for longer than CONNECTION_BETWEEN_MS, and the first connection
+        # for the longest
         time.sleep(0.2)
     one_more = opened(server)
     assert is_cut(idle[0])
@@ -236,9 +238,9 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
 
 
 def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, beside):
-    """When connections are full, those without a token are closed first, to make room for clients with a token. The
-    test has one in every state that can last: between two requests, with half a head, silent, and in the middle of a
-    refused body."""
+    """When the server has as many connections as it allows, it closes those without a token first, to make room for
+    clients with a token. The test has one without a token in every state that can last: between two requests, with
+    half a head, silent, and in the middle of a refused body."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--max-connections', 5, '--token-file', tmp_path / 'tokens', '--metrics-listen', beside.listen)
     alice = 'Authorization: Bearer alice'
@@ -253,7 +255,7 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     # longer than CONNECTION_STRANGER_MS, after which a refused body that still arrives no longer protects its
     # connection
     time.sleep(1.2)
-    # five connections and that which reads the metric
+    # the five connections, and the one that reads the metric
     assert eventually(lambda: beside.metric('attnd_connections') == 6)
     for _ in range(4):
         s = server.raw()
@@ -277,7 +279,7 @@ def test_the_memory_of_connections_is_told_and_counted(serve):
     held = uploading(server, server, 20)
     assert 20 * (192 << 10) <= server.metric('attnd_connection_bytes', kind='used') <= limit
     finish(held)
-    # The connection that reads this metric counts too, because it has a request.
+    # The connection that reads this metric has a request, so its memory counts too.
     assert eventually(lambda: server.metric('attnd_connection_bytes', kind='used') <= 192 << 10)
 
 
@@ -312,8 +314,8 @@ def test_limits_are_told(serve):
 
 
 def test_memory_does_not_grow_with_every_storm(serve):
-    """Staging memory and malloc keep memory for later requests, as much as the largest load needed. Memory may
-    therefore grow with the first storms of connections, but a leak would grow with every storm."""
+    """The server keeps memory for later requests, as much as the largest load needed. Memory may therefore grow with
+    the first bursts of connections, but a leak would grow with every burst."""
     server = serve()
     big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
     x = wire.tensor(np.zeros((1, 2000, 4, 64)), 'float16')

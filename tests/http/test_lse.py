@@ -30,8 +30,8 @@ def refusal(server, kind, members):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_lse_in_base_2_is_refused_and_named(server, kind):
-    """A backward with lse in base 2 is refused. Earlier it was accepted, and the gradients were wrong without an
-    error."""
+    """A backward with lse in base 2 must be refused. In an earlier version it was accepted, and the gradients were
+    wrong without an error."""
     members = problem(server, causal=True)
     assert formats.ask(server, kind, 'backward', members)[0] == 200
     text = refusal(server, kind, with_lse(members, lambda lse: lse / np.log(2)))
@@ -93,7 +93,7 @@ def test_what_a_forward_has_answered_is_taken(server, dtype, options):
 
 
 def test_a_body_of_megabytes_is_refused_as_well(server):
-    """In another thread than the HTTP thread, the server checks a large body the same way."""
+    """A large body is checked by another thread than the HTTP thread, and must have the same result."""
     members, _ = wire.random_problem(np.random.default_rng(5), Sq=1024, H=4, D=64, dtype='bfloat16', back=True)
     answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
     lse = wire.tensor(wire.value(answer['lse']) / np.log(2))
@@ -127,8 +127,8 @@ def observe(server, of_forward=None, dtype='float32', **options):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_observe_is_told_that_its_lse_is_in_base_2(server, kind):
-    """An observe with lse in base 2 is refused. Earlier it was accepted, and the probabilities were wrong without an
-    error."""
+    """An observe with lse in base 2 must be refused. In an earlier version it was accepted, and the probabilities were
+    wrong without an error."""
     members = observe(server, causal=True)
     assert formats.ask(server, kind, 'observe', members)[0] == 200
     members = with_lse(members, lambda lse: lse / np.log(2))

@@ -1,5 +1,5 @@
 """Staging memory (the memory of request bodies) while bodies arrive: an announced length leases nothing, a client that
-sends is served, and each token has its share."""
+sends is served, and each token may use only a part of the memory."""
 import http.client
 import json
 import mmap
@@ -140,8 +140,8 @@ def test_receiving_has_a_bound_of_its_own(serve):
 
 @pytest.mark.parametrize('chunked', [False, True])
 def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
-    """The same problem is sent twice: first its memory is leased at once, and then piece by piece, because other
-    requests hold the memory that may be leased ahead."""
+    """The same problem is sent twice. The first time its memory is leased at once. The second time it is leased piece
+    by piece, because other requests hold all memory that may be leased before its bytes have come."""
     server = serve('--staging-bytes', '64M')
     r = np.random.default_rng(3)
     x = {n: wire.tensor(r.standard_normal((1, 20000, 2, 32)), 'float16') for n in ('k', 'v')}
@@ -306,13 +306,13 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
     def ask(headers):
         threads.append(threading.Thread(target=lambda: answers.append(server.post(FORWARD, wire.small_bytes(), headers))))
         threads[-1].start()
-    for _ in range(6):  # four requests run and two wait
+    for _ in range(6):  # four of these requests run, and two wait
         ask(ALICE)
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') +
                           server.metric('attnd_queue_requests') == len(threads))
     assert server.metric('attnd_queue_requests') == 2
     refused(server.post(FORWARD, wire.small_bytes(), ALICE), '2 requests of this token are waiting', '--queue-depth')
-    ask(BOB)  # Bob gets a slot, and the stream that is reserved for a token which has none
+    ask(BOB)  # Bob gets a place in the queue, and the stream that the device reserves for a token that has none
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 5)
     assert server.metric('attnd_queue_requests') == 2
     gate.unlink()
@@ -359,7 +359,7 @@ def test_what_a_device_can_never_hold_is_refused_for_good(serve, envelope):
     """The device has 8 MiB: inputs of 6 MiB fit, and inputs of 9 MiB never can, so they are refused with 413."""
     server = fake(serve, '--device-bytes', '8M')
     good, bad = json.loads(numbers(6)), json.loads(numbers(9))
-    if envelope:  # an envelope's problems run together, so their sizes add up
+    if envelope:  # an envelope's problems run together, so the server adds up their sizes
         good, bad = {'requests': [json.loads(numbers(3))] * 2}, {'requests': [json.loads(numbers(3))] * 3}
     assert server.post(FORWARD, good).status == 200
     with service.Probe(server) as probe:

@@ -115,7 +115,7 @@ def test_empty_parts_add_nothing_whatever_they_hold(merger, kind):
     rng = np.random.default_rng(3)
     parts = random_parts(rng, 3)
     for _, lse in parts:
-        lse[0, 0, 0] = -np.inf  # no part has a key that this query sees
+        lse[0, 0, 0] = -np.inf  # hides all keys of all parts from this query
     want, lse = merged(parts)
     for out, its in parts:
         out[np.broadcast_to((its == -np.inf).swapaxes(1, 2)[..., None], out.shape)] = np.nan
@@ -278,8 +278,8 @@ def test_a_merge_is_counted(merger):
 
 @pytest.mark.limit(120)
 def test_a_short_merge_does_not_wait_behind_long_problems(serve):
-    """The server estimates a merge as short. It must run beside two problems that never end, as a short forward
-    does."""
+    """The server estimates that a merge is short. The merge must run beside two problems that never end, as a short
+    forward does."""
     rng = np.random.default_rng(14)
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):

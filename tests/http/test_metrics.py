@@ -82,7 +82,7 @@ def test_histograms_are_cumulative(server):
 
 
 def test_answers_are_counted_by_endpoint_and_status(serve):
-    # a new server, because an earlier test's answer may still be counted after it was sent
+    # a new server, because the answer to another test's last request may still be counted after it was sent
     server = serve()
 
     def counts():
@@ -128,7 +128,7 @@ def test_gauges_return_to_rest(server):
 
 
 def test_stages_are_observed(serve):
-    # a new server, because an earlier test's answer may still be counted after it was sent
+    # a new server, because the answer to another test's last request may still be counted after it was sent
     server = serve()
 
     def count(stage):
@@ -146,8 +146,9 @@ def test_no_stage_took_less_than_no_time(server):
 
 
 def test_waiting_for_a_body_is_not_charged_for_decoding_it():
-    """Time in which a body is awaited must not count as decoding. The last piece of a body is decoded after its last
-    byte came. The sum of each stage may only grow, because Prometheus would take a smaller value for a restart."""
+    """Time in which the server waits for a body must not count as decoding. The last piece of a body is decoded after
+    its last byte came. The sum of each stage may only grow, because Prometheus would take a smaller value for a
+    restart."""
     with service.Server() as server:
         for _ in range(20):
             server.post(FORWARD, wire.small_bytes())

@@ -263,7 +263,8 @@ def test_caches_are_looked_at_and_stay_as_they_are(server):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_a_device_with_memory_of_its_own_has_the_same_bits(server, serve, kind):
-    """The fake device computes as the CPU does, but copies every input and output, and must have the same bits."""
+    """The fake device has memory of its own, and copies every input and output. It computes as the CPU does, so the
+    bits must be the same."""
     other = serve(binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''})
     members, _ = problem(np.random.default_rng(15), B=2, Sq=50, Sk=90, H=4, Hk=2, D=24, dtype='float16', causal=True)
     members = {**members, 'observe': ALL + ['pairs'], 'top': 3, 'map': [3, 5], 'rows': [10, 40]}

@@ -104,8 +104,8 @@ def test_openapi_documents_every_status_that_the_route_answers(document, op):
 
 
 def test_every_tag_has_a_name_for_people(server, document):
-    """Every tag of the OpenAPI document has a name for people. Earlier /docs had the heading "Kserve", because a style
-    capitalised the first letter."""
+    """Every tag of the OpenAPI document has a name for people. In an earlier version /docs had the heading "Kserve",
+    because a style capitalised the first letter."""
     shown = {tag['name']: tag['x-displayName'] for tag in document['tags']}
     assert shown['kserve'] == 'KServe'
     assert {tag for item in document['paths'].values() for op in item.values() for tag in op['tags']} <= set(shown)
@@ -234,8 +234,8 @@ def test_the_number_of_threads_changes_no_bit(serve):
 
 @pytest.mark.limit(120)
 def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
-    """A small problem need not wait for the processor's device: the HTTP thread that received it computes it. Metrics
-    and the request's own times count it as a batch of one."""
+    """The HTTP thread that receives a small problem computes it, without a wait for the device. Metrics and the
+    request's own times count it as a batch of one."""
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):
         counts = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]

@@ -188,7 +188,7 @@ def test_live_figures_move_under_load(serve, browser):
     browser.wait("samples.some(s => s.p50 > 0 && s.p99 >= s.p50) && document.querySelector('#refusals table') && document.querySelector('#devices circle.now')")
     requests, flops, moved = (browser.value(f"samples[samples.length - 1].{name} - samples[0].{name}") for name in ('requests', 'flops', 'bytes'))
     assert requests == 23 and flops == server.metric('attnd_flops_total') == 20 * 4 * 4 * 256 * 256 * 64
-    assert moved > 20 * 4 * 4 * 256 * 64 * 4  # at least the bytes of q, k, v and out of 20 requests
+    assert moved > 20 * 4 * 4 * 256 * 64 * 4  # counts at least the bytes of q, k, v and out of 20 requests
     assert browser.value(FIGURE % 1) != '–'
     # the table counts refusals of the last 10 minutes, and of all time since the start
     assert browser.text('#refusals tbody th').startswith('too-large') and browser.text('#refusals tbody tr').endswith('33')

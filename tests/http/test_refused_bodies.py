@@ -113,7 +113,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
 
 def sends(s, seconds, piece=PIECE, every=0.0):
-    """Sends for this many seconds, or until the server resets the connection. Returns (seconds, bytes sent)."""
+    """Sends bytes for this many seconds, or until the server resets the connection. Returns (seconds, bytes sent)."""
     start, count = time.monotonic(), 0
     try:
         while time.monotonic() - start < seconds:

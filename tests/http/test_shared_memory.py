@@ -1,7 +1,7 @@
-"""Triton's shared memory extension (--allow-shm). The unmodified client and its library (triton_shared.py) use it. Raw
-requests do what no good client does: regions are truncated, rewritten, unlinked and unregistered while a request uses
-them; keys name something else; regions belong to other tokens, or exceed limits. After each test the server still
-serves and holds nothing."""
+"""Triton's shared memory extension (--allow-shm). Triton's unmodified client and its library (triton_shared.py) use it.
+Raw requests do what no good client does: regions are truncated, rewritten, unlinked and unregistered while a request
+uses them; keys name something else; regions belong to other tokens, or exceed limits. After each test the server
+still serves, and holds no region and no memory."""
 import ctypes
 import fcntl
 import json
@@ -382,7 +382,7 @@ def test_offsets_need_not_be_aligned(shm_server, shm):
 
 
 def outputs_of_some(answer):
-    """Returns {name: bytes} of an answer some of whose outputs went into shared memory, which is read here."""
+    """Returns {name: bytes} of an answer. Some outputs went into shared memory, and are read there."""
     assert answer.status == 200, answer.body
     length = int(answer.headers['inference-header-content-length'])
     at, made = length, {}
@@ -509,8 +509,8 @@ def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anyth
 
 
 def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path):
-    """Under a limit on file sizes (`ulimit -f`), the system sends SIGXFSZ for a write beyond the limit. It must be an
-    error, not the server's end."""
+    """If the system limits the size of files (`ulimit -f`), it sends SIGXFSZ for a write beyond the limit. The server
+    must answer with an error, and not end."""
     script = tmp_path / 'attnd'
     # 2048 blocks are 1 or 2 MiB, depending on the shell
     script.write_text(f'#!/bin/sh\nulimit -f 2048\nexec {os.path.abspath(service.BINARY)} "$@"\n')
@@ -537,8 +537,8 @@ def running(server, count=1):
 
 @pytest.mark.parametrize('S', [4, 2048])
 def test_what_happens_to_a_region_while_a_request_runs(fake, gate, shm, S):
-    """While a request runs, a client rewrites its region: the request uses its own copy. The region is unregistered and
-    unlinked: the request still holds the memory. At the end nothing is held."""
+    """While a request runs, a client rewrites the request's region: the request must use the server's copy. The region
+    is unregistered and unlinked: the request must still hold the memory. At the end the server must hold nothing."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, data = problem(S=S)
     one, out = shm(0, data), shm(arrays['q'].nbytes)
@@ -591,7 +591,8 @@ def test_nothing_is_written_for_a_request_that_is_over(fake, gate, shm, how):
         assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
     gate.open()
     assert eventually(lambda: server.inflight() == 0)
-    assert infer(server, arrays, shared=()).status == 200  # this request has waited until the first one has ended
+    # the first request has ended, because this request has waited for it
+    assert infer(server, arrays, shared=()).status == 200
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert one.read() == bytes(256)
     assert unregister(server).status == 200 and eventually(lambda: descriptors(server) == 0)
@@ -712,7 +713,7 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
     refused(register(server, 'mine', one.name, 64, headers=bert), 409, 'is registered by another token')
     assert register(server, 'in', other.name, other.size, headers=bert).status == 200
     assert infer(server, arrays, headers=anna).status == 200 and infer(server, arrays, headers=bert).status == 200
-    # One token may hold at most half of all regions.
+    # One token may hold at most half of all regions of shared memory.
     connection = server.connect()
     answers = [connection.ask('POST', f'/v2/systemsharedmemory/region/{i}/register', json.dumps({'key': one.name, 'byte_size': 64}).encode(), anna) for i in range(512)]
     connection.close()
@@ -733,8 +734,8 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
 
 @pytest.mark.limit(180)
 def test_nobody_waits_while_much_is_read(shm_server, shm):
-    """Reads 512 MiB, which are refused for their shape after they were read; a probe must not wait. test_loop.c tests
-    that another thread than the loop's writes outputs."""
+    """The server reads 512 MiB, and then refuses them for their shape; a probe must not wait meanwhile. test_loop.c
+    tests that another thread than the scheduler's loop writes outputs."""
     one = shm(256 << 20)
     assert register(shm_server, 'in', one.name, one.size).status == 200
     bad = {'inputs': [{'name': n, 'shape': [1, 1 << 20, 2, 32 if n != 'v' else 31], 'datatype': 'FP32', 'parameters': place('in', 256 << 20)} for n in 'qv']}
@@ -748,7 +749,7 @@ def test_nobody_waits_while_much_is_read(shm_server, shm):
 
 @pytest.mark.limit(120)
 def test_much_is_written_whole(shm_server, shm):
-    """Writes 64 MiB of out. There is one key, so every row of out is the value of that key."""
+    """The server writes 64 MiB of out to shared memory. There is one key, so every row of out is the value of that key."""
     q = np.ones((1, 1 << 18, 1, 64), np.float32)
     v = np.arange(64, dtype=np.float32).reshape(1, 1, 1, 64)
     one, out = shm(0, q.tobytes() + v.tobytes() + v.tobytes()), shm(q.nbytes + 1)
@@ -870,7 +871,7 @@ def test_large_tensors_are_copied_by_the_device(pinned):
             assert outputs_of_some(answer)['lse'] == right['lse'] and one.read(3 * each) == right['out']
             return moved_since(server, before)
         assert ask() in ({'read': 3 * each, 'written': each}, {'device': 4 * each})
-        # what the server itself writes is no modification by a client
+        # the server's own writes must not count as modifications by a client
         assert eventually(lambda: ask() == {'device': 4 * each})
         assert ask() == {'device': 4 * each}
     assert unregister(server, 'r').status == 200
@@ -891,7 +892,8 @@ def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
 
 
 def test_sums_over_queries_of_several_devices_are_written_to_pinned_regions(pinned):
-    """The devices copy their queries of dq and their shares of dk and dv to the region, and the CPU writes nothing."""
+    """The devices write their queries of dq, and the elements of dk and dv that they have added up, to the region. The
+    CPU writes nothing."""
     rng = np.random.default_rng(1)
     arrays = {n: rng.standard_normal((1, 2048, 1 if n in 'kv' else 2, 64)).astype(np.float32) for n in ('q', 'k', 'v', 'dout')}
     data = b''.join(a.tobytes() for a in arrays.values())

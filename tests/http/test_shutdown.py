@@ -56,9 +56,9 @@ class Load:
                         if answer.will_close:
                             break
                     except (OSError, http.client.HTTPException) as e:
-                        # The server may close a kept connection between two requests; the next request was then not
-                        # accepted. A connection's first request, or one whose answer was cut, was accepted, and is
-                        # lost.
+                        # If the server closes a kept connection before a byte of the next request was read, that
+                        # request was not accepted. But a connection's first request was accepted, and so was a request
+                        # whose answer was cut: they count as lost.
                         self.lost.append((type(e).__name__, sent, len(got)))
                         break
             finally:
@@ -88,8 +88,8 @@ def test_under_load_everything_accepted_is_answered(sig, pause):
 
 @pytest.mark.limit(120)
 def test_again_and_again(tmp_path):
-    """Shutdown has race conditions of its own, so the test starts and stops many servers, with requests in every
-    stage."""
+    """Several threads take part in a shutdown, in an order that varies, so the test starts and stops many servers, with
+    requests in every stage."""
     for round_ in range(8 if service.SLOWER > 1 else 20):
         server = Server('--cpu-threads', '1').start()
         load = Load(server, threads=4)
@@ -158,7 +158,8 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
         except ConnectionRefusedError:
             return True
         except ConnectionResetError:
-            return False  # the handshake ended just before the socket was closed; from now on connections are refused
+            # the server closed its socket just after this handshake; from this time on connections are refused
+            return False
     assert eventually(refused)
     assert upload.finish().status == 200
     server.stop()
@@ -180,8 +181,8 @@ def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
 
 
 def ask_those_kept(server):
-    """Drains the server, and then sends a request on each connection that a load balancer has kept. Returns False if
-    this machine paused the test so long that the server may have closed some of them."""
+    """Lets the server drain, and then sends a request on each connection that a load balancer has kept. Returns False
+    if this machine paused the test so long that the server may have closed some of the connections."""
     kept = [server.connect() for _ in range(8)]
     for connection in kept:
         assert connection.ask('GET', '/livez').status == 200
@@ -211,8 +212,9 @@ def ask_those_kept(server):
 
 
 def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests(serve):
-    """A load balancer does not know yet that the server drains, so connections that it keeps must still take a request.
-    If the server closed them, a request would sometimes be on its way at that moment."""
+    """A load balancer does not know yet that the server drains, so the server must answer requests on connections that
+    the balancer keeps. If the server closed these connections, a request would sometimes be on its way at that
+    moment."""
     assert any(ask_those_kept(serve()) for _ in range(8)), 'this machine never asks in time'
 
 
@@ -303,13 +305,13 @@ def test_a_stop_during_the_start_is_an_orderly_one(tmp_path, options, sig):
     assert process.wait(30 * service.SLOWER) == 0, log.read_bytes()
 
 
-HARD_STOP_S = 2 + 5  # seconds after the drain until a server that hangs ends: LOOP_HURRY_MS and SIGNALS_GRACE_MS
+HARD_STOP_S = 2 + 5  # a server that hangs ends this many seconds after the drain: LOOP_HURRY_MS and SIGNALS_GRACE_MS
 
 
 @pytest.mark.parametrize('where', ['HANG_STOP', 'HANG_RESUME'])
 def test_a_stop_that_hangs_ends_with_71(tmp_path, where):
-    """Stopping hangs in libmicrohttpd while its threads end, or in the loop, which then does not see the signal. The
-    server must end with status 71."""
+    """The end of the server hangs in libmicrohttpd, which waits for its threads, or in the scheduler's loop, which then
+    does not see the signal. The server must end with status 71."""
     gate = tmp_path / 'gate'
     server = Server('--drain-ms', '100', env=service.shimmed(**{where: gate})).start()
     body = slow.calibrated(server, 0.2)

@@ -1,5 +1,5 @@
-"""`verify` on a device that computes results in float64 itself (attn_truth_some(), "the truth"). The devices are fake
-ones, whose truth is right unless a script says otherwise. test_forward.py tests rows that the CPU verifies."""
+"""`verify` on a device that computes results in float64 itself (attn_truth_some()). The devices are fake ones, whose
+float64 results are right unless a script says otherwise. test_forward.py tests rows that the CPU verifies."""
 import os
 
 import numpy as np
@@ -30,8 +30,8 @@ def verified_by_device(server):
 
 @pytest.mark.parametrize('lengths', ['none', 'queries', 'both', 'gaps', 'cache'])
 def test_a_device_finds_what_the_cpu_finds(fake, lengths):
-    """A device that computes results in float64, and a CPU that verifies for a device that does not, compare all rows
-    and find the same errors."""
+    """A device that computes results in float64 must find the same errors as a CPU that verifies for a device which
+    does not. Both compare all rows."""
     members = wire.small_body() if lengths == 'none' else test_lengths.problem(lengths)[0]
     device, cpu = fake(), fake('truth.none')
     for options in ({}, {'causal': True}, {'dropout_p': 0.5, 'seed': 3}, {'out_dtype': 'bfloat16'}):
@@ -80,7 +80,7 @@ def test_info_says_which_devices_verify(fake, server):
 
 def test_a_device_verifies_more_than_the_cpu_may(fake):
     server = fake()
-    for rows in ('all', 4096, 4097):  # where the CPU would not compare so many rows, the device compares all of them
+    for rows in ('all', 4096, 4097):  # asks for more rows than the CPU may verify; the device verifies even all 4097
         found = verification(server.forward(**much(verify=rows)))
         assert found['rows'] == 4097 and found['relative'] < 1e-6, found
     answer = fake('truth.none').forward(**much(verify='all'))
@@ -88,14 +88,14 @@ def test_a_device_verifies_more_than_the_cpu_may(fake):
 
 
 def test_what_a_device_verifies_is_in_no_budget_of_the_cpu(fake):
-    """One body has three problems; the CPU would verify only the first of them, but the device verifies all."""
+    """One body has three problems. The CPU would verify only the first, but the device must verify all."""
     responses = fake().forward(requests=[much(verify='all')] * 3).json()['responses']
     assert [r['verification']['rows'] for r in responses] == [4097] * 3
 
 
 def test_the_time_of_a_truth_is_expected_before_it_is_spent(fake):
-    """The time of a verification counts in advance, for --max-seconds and for the deadline. The fake device claims one
-    nanosecond per multiply-add: 1.07 s for all rows."""
+    """The expected time of a verification counts toward --max-seconds and the deadline. The fake device says that a
+    multiply-add takes a nanosecond, so all rows take 1.07 s."""
     server = fake('', '--max-seconds', 1)
     assert server.forward(**much()).status == 200
     answer = server.forward(**much(verify='all'))

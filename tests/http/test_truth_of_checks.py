@@ -1,5 +1,6 @@
-"""Checks whose truth a device computes (attn_truth_some()): the judge on the CPU then compares all rows of a large
-problem. The devices are fake ones, whose truth is right. test_check.py tests checks that the CPU does alone."""
+"""Checks whose float64 results a device computes (attn_truth_some()): the judge, which compares a client's results with
+exact ones on the CPU, then compares all rows of a large problem. The devices are fake ones, whose float64 results
+are right. test_check.py tests checks that the CPU does alone."""
 import base64
 import json
 import os
@@ -31,7 +32,7 @@ def problem():
 
 @pytest.fixture(scope='module')
 def long_problem():
-    """A problem of which the judge emulates a part only."""
+    """A problem so large that the judge (the comparison on the CPU) computes only a part of it as a kernel would."""
     members, _ = wire.random_problem(np.random.default_rng(1), Sq=1024, H=16, D=64, dtype='bfloat16')
     return members
 
@@ -90,7 +91,8 @@ def test_a_gradient_that_no_device_computes_stays_with_the_cpu(fake, problem):
 
 
 def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
-    """One wrong number among 16384 rows is found, wherever it is. Right kernels are emulated in a part of the rows."""
+    """One wrong number among 16384 rows must be found, wherever it is. Only some of the rows are also computed as a
+    right kernel would."""
     server = fake()
     results = results_of(server, long_problem)
     right = check(server, long_problem, **results)
@@ -134,7 +136,8 @@ def test_several_checks_of_one_body(fake, problem):
 
 
 def test_what_takes_a_device_too_long_is_checked_by_the_cpu(fake, problem):
-    """The fake device claims 92 ms for this truth, more than half of the time until the deadline."""
+    """The fake device says that it needs 92 ms for these float64 results, more than half of the time until the
+    deadline."""
     server = fake('truth.err=700')
     answer = server.post(CHECK, {**problem, **results_of(server, problem), 'timeout_ms': 100})
     assert answer.status in (200, 504) and server.get('/readyz').status == 200
@@ -174,7 +177,8 @@ def test_others_do_not_wait_for_a_check(fake, problem, gate):
 
 
 def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
-    """The second device gets the second check, because the first is busy. It computes nothing in float64, so the CPU does."""
+    """The second device gets the second check, because the first is busy. The second device computes nothing in
+    float64, so the CPU does."""
     server = fake(f'0:truth.hold={gate.path}@1,1:truth.none', devices=2)
     slow = Asking(server, {**problem, 'out': problem['q']}, path=CHECK)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -196,7 +200,7 @@ def test_a_deadline_ends_the_truth_of_a_check(fake, problem, gate):
 
 
 def test_without_memory_for_the_truth_the_cpu_checks(fake, problem):
-    """The tensors take 0.5 MB, and the truth 0.6 MB more. The device has room for less."""
+    """The tensors take 0.5 MB, and their float64 results 0.6 MB more. The device has less memory."""
     server = fake('truth.err=700', '--device-bytes', '1M')
     assert check(server, problem, out=problem['q'])['backend'] == 'cpu float64'
 

@@ -193,7 +193,7 @@ def refusals():
         for call in (c.get_trace_settings, c.get_log_settings, lambda: c.get_trace_settings('attention_forward'),
                      lambda: c.update_trace_settings(settings={'trace_level': ['OFF']}), lambda: c.update_log_settings({'log_info': True})):
             refused(call, 'traces and logs are set when the server starts', status=501)
-        # after an error the connection must still be usable
+        # the connection must still be usable after an error
         same(c.infer('attention_forward', given(t)), by_json('forward', t))
 
 

@@ -149,7 +149,7 @@ def refusals():
             refused(lambda: c.infer('attention_forward', [shared, k, v]), f'q: data has {size - 4} bytes', status=400)
             refused(lambda: c.infer('attention_forward', [q, k, v], outputs=[to_region('out', 'r', size - 1)]), f'out: has {size} bytes, shared_memory_byte_size is {size - 1}', status=400)
             refused(lambda: c.infer('attention_forward', [q, k, v], outputs=[to_region('out', 'r', size), to_region('lse', 'r', 32, size - 32)]), 'would be written over out', status=400)
-            # after an error the connection must still be usable
+            # the connection must still be usable after an error
             same(c.infer('attention_forward', [q, k, v]), by_json('forward', t))
             c.unregister_system_shared_memory()
 

@@ -100,7 +100,7 @@ class Server:
         sys.exit('the server does not start')
 
     def times(self, body, seconds):
-        """Returns the times of at least three requests, which are sent one after the other."""
+        """Sends at least three requests, one after the other. Returns how long each took."""
         took, until = [], time.monotonic() + seconds
         while len(took) < 3 or time.monotonic() < until:
             began = time.monotonic()

@@ -121,7 +121,7 @@ def by_triton(a, size, address):
 
 
 def shared(a, size, address):
-    """Returns the median time in microseconds of a request whose tensors lie in system shared memory."""
+    """Returns the median time in microseconds that a request takes if its tensors lie in system shared memory."""
     values = values_of(size)
     each = values['q'].nbytes
     line = Line(*address)

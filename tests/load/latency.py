@@ -196,8 +196,8 @@ def _run(address, request, count, pipe):
 
 
 def at_once(address, requests, count, counter=lambda: 0):
-    """Runs one process per request in parallel, each of which repeats its request. Returns all their times, the
-    requests per second, and the growth of counter() per second."""
+    """Runs one process for each request in parallel, and each process repeats its request. Returns the times of all
+    requests, the requests per second, and the growth of counter() per second."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()

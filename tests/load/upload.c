@@ -106,7 +106,7 @@ int main(int argc, char **argv)
             sent += (size_t)n;
         }
         const double taken = now() - start;
-        /* Memory for the answer: its head, and as many bytes as its Content-Length says. */
+        /* Memory for an answer: its head and its body. */
         static char answer[1 << 20];
         size_t have = 0, want = 0;
         while (want == 0 || have < want) {

@@ -180,7 +180,7 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* aligned to 64 bytes before the shift, so that a tensor without strides has the alignment of the server's
+    /* the block begins at a multiple of 64 bytes; a tensor that is not shifted is then aligned as in the server's
      * memory */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
@@ -279,7 +279,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            /* the query that stands at the same fraction of its sequence as key j */
+            /* the query whose position in its sequence is, as a fraction, that of key j */
             const int64_t at = Sk > 0 ? j * Sq / Sk : 0;
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
@@ -291,8 +291,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* if ute (the end of the second hidden interval) could be greater than lts, half of the keys would
-                     * be hidden from every query */
+                    /* ute (the end of the second hidden interval of queries) stays below lts; otherwise half of the
+                     * keys would be hidden from every query */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -364,8 +364,8 @@ UNWATCHED static void poison_padding(struct fixture *f)
     }
 }
 
-/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. The bytes of slots
- * without a key, and of unused entries of page_table, stay 0xff. */
+/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. Bytes of a page that
+ * hold no key, and unused entries of page_table, stay 0xff. */
 UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -749,8 +749,8 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
-/* Makes *p the fixture's problem with its tensors in the device's memory. On a device with unified memory, *p has the
- * fixture's own tensors. The caller must free `blocks` and `prefix`. */
+/* Makes *p the fixture's problem with its tensors in the device's memory. If host and device share memory, *p has
+ * the fixture's own tensors. The caller must free `blocks` and `prefix`. */
 UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
                                        void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
 {
@@ -899,8 +899,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must be 0,
- * or -inf in lse. */
+/* Compares one result of the device with the reference backend's tensor, which is rounded to its dtype. Padding rows
+ * must be 0, or -inf in lse. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -954,9 +954,9 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* The device and the reference may round a number in opposite directions if it is near the middle between two
-     * numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they often lie in the
-     * middle. */
+    /* The device and the reference backend may round a number in opposite directions if it is near the middle
+     * between two numbers of the dtype. In float32 this is rare. Averages (a scale of 0) are an exception: they
+     * often lie in the middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1139,7 +1139,8 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        if (id == ATTN_T_out && got->spec.Dv >= 8) /* the error of each row is compared with that row's own size */
+        /* compares the error of each row of `out` with that row's own size */
+        if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
                 for (int64_t e = row * got->spec.Dv; e < (row + 1) * got->spec.Dv; e++) {
@@ -1163,7 +1164,7 @@ UNWATCHED bool fixture_intact(const struct fixture *f, const struct fixture *bef
         uint8_t *mask;
         size_t data;
         if (!f->block[id]) continue;
-        mask = calloc(f->block_bytes[id], 1); /* [byte]: 1 if the run may have changed it */
+        mask = calloc(f->block_bytes[id], 1); /* mask[byte] is 1 if the run may have changed the byte */
         data = (size_t)((uint8_t *)t->data - f->block[id]);
         if (is_output(&f->p, (attn_tensor_id)id))
             for (int64_t n = tensor_elements(t), e = 0; e < n; e++)
@@ -1226,8 +1227,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* computes the truth (float64 results) in the way in which `want` was not computed: by a backward that is given
-     * rounded out and lse, or by a backward that computes them */
+    /* Computes the float64 results in the other way than those of `want`: by a backward that is given rounded out
+     * and lse, or by a backward that computes out and lse. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

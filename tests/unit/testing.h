@@ -1,5 +1,5 @@
 /* testing.h: attention problems for tests. A problem is made from a few numbers (a spec), run on any backend, and
- * compared with the reference.
+ * compared with the reference backend, which computes in double.
  *
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
  *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs; outputs are filled with NaN
@@ -66,9 +66,9 @@ enum mask_kind {
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of the
- * first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so much
- * towards the first key that their differences are far outside the range of e^x in float32. */
+/* On which side of 0 the scores of a row are. BELOW: all below. BELOW_ABOVE: those of the last keys below, those of
+ * the first keys above. ABOVE_BELOW: the reverse. BY_ROW: rows above and below 0 in turn. Scores below 0 rise so
+ * much towards the first key that e^x of their differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -86,44 +86,48 @@ struct spec {
     uint64_t seed;
     int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
-    int alibi;                /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    int bias, keep_mask;      /* 0 none; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
-    double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
+    int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
+    /* 0: absent; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
+    int bias, keep_mask;
+    double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* 0: keep_mask covers all keys; n > 0: keep_mask covers only the last n keys */
     int mask_bounds;          /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
     int mask_heads;           /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
-    int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
-    bool seqlens_k;  /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
-    bool seqlens_q;  /* seqlens_q is given: random numbers of queries; padding rows behind these queries are NaN */
+    /* 0: none; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
+    int sinks;
+    bool seqlens_k; /* seqlens_k is given: random numbers of keys, 0 and Sk among them */
+    bool seqlens_q; /* seqlens_q is given: random numbers of queries; padding rows behind these queries are NaN */
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with page_size slots, Sk is a multiple of page_size, and
-     * seqlens_k is given */
+    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each, Sk is a multiple of
+     * page_size, and seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* backward: whether dlse is given; whether out and lse are given */
+    bool dlse, give_forward; /* for a backward: dlse is given; out and lse are given */
     bool no_dout;            /* dout is all zeros */
-    int float_grads;  /* backward: gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
-    bool no_lse;      /* forward: only out is wanted */
-    bool latent;      /* v is the first Dv columns of k, in the same memory */
-    bool plain_grads; /* backward: the gradients of bias and of ALiBi's slopes are not wanted */
-    bool any_order;   /* backward: not deterministic, so that sums of dq may be taken in any order */
-    double q_amp, v_amp; /* amplitude of q and k, and of v and dout; 0 stands for 1 */
+    /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
+    int float_grads;
+    bool no_lse;         /* for a forward: only `out` is wanted */
+    bool latent;         /* v is the first Dv columns of k, in the same memory */
+    bool plain_grads;    /* for a backward: the gradients of bias and of ALiBi's slopes are not wanted */
+    bool any_order;      /* for a backward: it is not deterministic, so sums of dq may be taken in any order */
+    double q_amp, v_amp; /* amplitude of the random numbers in q and k, and in v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0: the values of v are between v_most / 2 and v_most */
     bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* 1: a key that some queries see is NaN; 2: a value that some queries see is NaN */
-    /* observe: the wanted outputs, as bits; 0: all. data_seed selects the queries and keys whose weights are wanted */
+    /* for an observe (a request for attention weights): the wanted outputs, as bits; 0: all. data_seed selects the
+     * queries and keys whose weights are wanted */
     uint64_t observe;
-    bool given_lse;   /* observe (a request for attention weights): lse is given */
+    bool given_lse;   /* for an observe (a request for attention weights): lse is given */
     bool many_blocks; /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
@@ -155,7 +159,7 @@ int64_t tensor_offset(const attn_tensor *t, int64_t n);
 /* Returns element n in C order, of any dtype. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
-/* Adds a tensor of this shape. Fills the tensor's memory with the guard pattern, which is NaN. */
+/* Adds a tensor of this shape to the problem, and fills the tensor's memory with NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
 /* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
@@ -172,9 +176,10 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits that are added to the plan of every problem, so that other kernels are selected */
+    /* feature bits that are added to the plan of every problem, so that other kernels compute it */
     uint64_t also;
-    bool in_steps; /* true: attn_run_some() runs the problems, with a wait for the stream between two calls */
+    /* true: attn_run_some() runs the problems in several calls, and the bench waits for the stream between two calls */
+    bool in_steps;
     int64_t calls; /* number of calls of attn_run_some() that the last run took */
 };
 
@@ -184,7 +189,7 @@ void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
 /* Runs problems together in one attn_run(). Without unified memory every tensor is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* Does what fixtures_run() does, but exits if the run fails. */
+/* Runs problems together in one attn_run(), as fixtures_run() does. Exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
 /* Writes the results of the reference backend, which are the truth, to the outputs of a problem in host memory. */
@@ -194,7 +199,7 @@ void run_reference(const attn_problem *p);
 
 /* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
-    /* limits on the relative error of out; of dq, dk and dv; of dbias, dalibi_slopes and dsinks */
+    /* limits on the relative errors of out, of dq, dk and dv (qkv), and of dbias, dalibi_slopes and dsinks (sums) */
     double out, qkv, sums;
     double noise; /* limit on the error of sums whose terms cancel, relative to the size of the terms */
     double least; /* a limit on the absolute error, because subnormal numbers are rounded coarsely */
@@ -213,19 +218,19 @@ bool fixture_intact(const struct fixture *f, const struct fixture *before, char 
 /* Returns whether all outputs of `a` and `b` have equal bits. Layout and packing may differ if the elements are the
  * same in C order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
-/* Makes and compares a problem: runs `spec` on `bench` and on the reference. If the results disagree, prints the
- * problem and returns false. */
+/* Makes and compares a problem: runs `spec` on `bench` and on the reference backend. If the results disagree, prints
+ * the problem and returns false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
 /* ---- The truth (float64 results) that a device computes ---------------------------------------------------------- */
 
 enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_TRUTH_RESULTS };
 
-/* Results of attn_truth_some() in host memory, in the order of struct attn_truth. */
+/* Float64 results of a problem in host memory, in this order: out, lse, dq, dk, dv. */
 struct truth {
     double *result[TRUTH_RESULTS]; /* float64 numbers of each result, in memory that the struct owns */
     int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
-    /* how far the fixture's own results are from the truth (results in float64) */
+    /* how far the fixture's own results are from the float64 results */
     attn_truth_distance distance[TRUTH_RESULTS];
 };
 
@@ -234,7 +239,7 @@ struct truth {
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
 /* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the
- * reference. If not, prints the problem. */
+ * reference backend. If not, prints the problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

@@ -31,26 +31,27 @@ struct cuda_args {
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
-    /* dropout's random generator gets drop_first + b * drop_batch + h as the number of head h of batch row b */
+    /* number of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
-    /* The index of row i of sequence b and head h in lse, in delta and in a recomputed out is b * lse_batch + h *
+    /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* The launch computes, in each head, the tiles from this number on. In packed problems, tiles are numbered across
-     * all sequences. */
+    /* number of the first tile of each head that this launch computes; in packed problems, tiles are numbered across
+     * all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
      * or has seqlens */
     bool ends_of_queries, ends_of_keys;
-    /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
+    /* the kernel leaves out packed sequences of at most this many rows (queries times heads of a group), which
+     * decode.cu computes; 0: it leaves out none */
     int decode_rows;
-    /* Bytes in which a kernel marks the rows that it leaves to a later launch (simple/simple.cu): one byte per row of
-     * lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short problem these pointers are
-     * NULL, and the kernel computes all rows itself. */
+    /* Bytes in which a kernel marks rows that it cannot compute, so that a later launch (simple/simple.cu) computes
+     * them: one byte per row of lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short
+     * problem these pointers are NULL, and the kernel computes all rows itself. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* saved.lse and saved.rest of rows.cuh: the two parts in which a backward stores the lse of a row with huge scores,
-     * because one float would round it too much. A forward kernel that gets these pointers writes only the two parts.
-     * NULL in all other launches. */
+    /* Memory for saved.lse and saved.rest of rows.cuh: the two numbers in which a backward stores the lse of a row with
+     * huge scores, because one float would round it too much. A forward kernel that gets these pointers writes only
+     * these two numbers. The pointers are NULL in all other launches. */
     float *part_lse, *part_rest;
 };
 
@@ -74,8 +75,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* query_rows(): the number of rows of all query heads, which is the size of lse. key_rows(): the number of rows of all
- * key/value heads, which is that of dk. */
+/* query_rows() returns the number of rows of all query heads, which is the size of lse; key_rows() the number of rows
+ * of all key/value heads, which is the number of rows of dk. */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -116,7 +117,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* Arguments of score() that do not change within a row, or within a tile of one head. */
+/* Arguments of score() that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
@@ -148,7 +149,7 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
     return x;
 }
 
-/* Returns whether keep_mask, FlashMask and a bias other than -inf let query i see key j. */
+/* Returns whether query i sees key j by keep_mask, FlashMask and bias: a bias of -inf hides the key. */
 DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -166,7 +167,7 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     return true;
 }
 
-/* Returns whether query i sees key j: by causal, window, lengths and visible_by_mask(). */
+/* Returns whether query i sees key j: whether causal, window and lengths allow it, and visible_by_mask() is true. */
 DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_range keys = attn_keys_of(&a.g, &x.s, i);
@@ -229,15 +230,15 @@ DEVICE float in_base_2(float z)
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
-/* Returns the lse of a row, given its largest score m (from in_base_2()) and the sum l of exponentials relative to
- * m. */
+/* Returns the lse of a row. m is the row's largest score (from in_base_2()), and l the sum of the exponentials of its
+ * scores minus m. */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
 /* Returns whether causal, window and lengths let query i see any key. If they do and the row's largest score is still
- * -inf, all q.k of the row are out of float32's range. */
+ * -inf, the reason is that all q.k of the row are out of float32's range. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -281,8 +282,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The `extra` tiles of each sequence are
- * for tiles that are not full. */
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. `extra` numbers per sequence are
+ * enough for tiles that are not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -294,7 +295,7 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* Returns the index of query i in lse and delta. */
+/* Returns the index of query i in arrays with one number per query, such as lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -312,7 +313,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to the share of them that this launch computes. */
+/* Reduces a grid of all tiles to the tiles of share number chip->share, which this launch computes. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -320,7 +321,7 @@ static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
     grid.x = (unsigned)(tiles.end - tiles.first);
 }
 
-/* Returns whether the numbers of heads and batch rows are within the limits of a grid. */
+/* Returns whether the numbers of heads and batch rows are within CUDA's limits for the size of a grid. */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
     return d.H <= 65535 && (d.packed || d.B <= 65535);

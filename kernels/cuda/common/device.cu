@@ -31,10 +31,10 @@
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/truth/truth.h"
 
-extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
-extern const cuda_kernel wide_decode_forward;             /* sm80/decode_wide.cu */
-extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
-extern const cuda_kernel simple_observe;                  /* simple/observe.cu */
+extern const cuda_kernel decode_forward;                  /* in sm80/decode.cu */
+extern const cuda_kernel wide_decode_forward;             /* in sm80/decode_wide.cu */
+extern const cuda_kernel simple_forward, simple_backward; /* in simple/simple.cu */
+extern const cuda_kernel simple_observe;                  /* in simple/observe.cu */
 
 namespace {
 
@@ -52,8 +52,8 @@ enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one compu
  * unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds for any GPU, per second: operations (the specified rate of dense float8 on the fastest known GPU), and
- * scores (twice the exponentials of that GPU's special function units). */
+/* Upper bounds on what any GPU can do per second. FASTEST_FLOPS: operations (the specified rate of dense float8 on the
+ * fastest known GPU). FASTEST_SCORES: scores (twice the exponentials of that GPU's special function units). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 /* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They are the rates
@@ -64,14 +64,14 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* the counter of a stream takes a whole cache line of this many bytes */
+enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that streams do not share a line */
 
 /* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
  * cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The workspace has this many bytes before the marks (one byte per row that a later launch must compute). The last of
- * these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks (a byte for each row, not 0 if a later launch must compute the
+ * row). The last of these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -97,7 +97,7 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of memory blocks that callers use, the youngest first */
+    block *live; /* list of memory blocks that callers use, the youngest first, because it is usually freed first */
 };
 
 struct memory_range {
@@ -108,18 +108,19 @@ struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* pinned memory, to which the stream writes the number of each note as it reaches the note; NULL: the stream has no
-     * notes */
+    /* pinned memory, where the stream writes the number of each note (a point in its queue) when it reaches that point;
+     * NULL: the stream has no notes */
     volatile uint32_t *note;
     uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
-    int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that no later
-     * launch computes; the host must then compute the problem again (left_rows()). */
+    int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
+    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows (that they could
+     * not compute) and no later launch computes these rows; the host must then compute the problem again
+     * (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes all rows that kernels have only marked, even in problems for which looks_for_rows()
-     * is false */
+    /* true: a later launch computes all marked rows (those that kernels could not compute), even in problems for which
+     * looks_for_rows() is false */
     bool every_row;
-    /* true: the newest kernel on the stream is that of decode.cu, and `written` is the memory that it writes */
+    /* true: the stream's newest kernel is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
     memory_range written[2];
 };
@@ -164,8 +165,8 @@ int device_count(void)
     return count;
 }
 
-/* The share of free memory that a device may use, unless an option sets it. Free memory is measured at
- * attn_device_open(). The rest of it is for the context, the kernels, and other processes. */
+/* The share of the GPU's free memory that this process may allocate, unless an option says otherwise. Free memory is
+ * measured at attn_device_open(). The rest is for the CUDA context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
@@ -180,8 +181,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use the
- * copy engine (TMA). Tests compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use
+ * TMA. Tests compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -197,7 +198,7 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
-/* Lists what the device can compute: those rows of cuda_kernels[] that run on this chip. */
+/* Lists the kernels that this device can run: the rows of cuda_kernels[] for its compute capability. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -213,7 +214,8 @@ void list_kernels(device *d)
     can->facts_bytes = sizeof d->chip;
 }
 
-/* Returns the driver's function that makes a stream write a word; NULL where the driver has no such function. */
+/* Returns the driver's function that makes a stream write a 32-bit number to memory; NULL where the driver has no such
+ * function. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -332,7 +334,7 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* Returns the smallest size class whose blocks have this many bytes; CLASSES where no class is that large. */
+/* Returns the smallest size class whose blocks have at least `bytes` bytes, or CLASSES if no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -495,7 +497,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's error numbers are the same as those of the CUDA runtime. */
+    /* The driver's error numbers are the same as those of the CUDA runtime, so check() can take them. */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -594,8 +596,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the marks of rows that later launches compute (one byte per row) lie behind the kernel's own workspace, see
-     * launch_steps() */
+    /* launch_steps() puts the marks (a byte for each row that a later launch may have to compute) behind the kernel's
+     * own workspace, so the sizes are added */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -784,7 +786,8 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Returns whether the problem reads nothing that the stream's previous call writes (s->written). */
+/* Returns whether the problem reads nothing that the previous call on the stream writes (s->written). If so, its reads
+ * may start before that call ends. */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -796,8 +799,8 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Returns whether the problem may take several steps. Other problems take one launch, or a few launches that are queued
- * together. */
+/* Returns whether the problem may take several steps (launches that the host queues separately). Other problems take
+ * one launch, or a few launches that are queued together. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
@@ -805,8 +808,9 @@ bool has_steps(const device *d, const attn_plan *plan)
 }
 
 /* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then those that compute
- * the rows which the kernel only marked. In a problem too short for looks_for_rows() there are only the kernel's steps.
- * If they mark rows, left_rows() tells the caller of attn_run_some(), which computes the problem again. */
+ * the rows which the kernel could not compute and only marked. In a problem too short for looks_for_rows() there are
+ * only the kernel's steps. If they mark rows, left_rows() tells the caller of attn_run_some(), which computes the
+ * problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -927,8 +931,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* An empty problem separates two groups of problems that use the same workspace, one after the other (see
-         * attn_workspace()). */
+        /* An empty problem separates two groups of problems. Both groups use the same workspace, one after the other
+         * (see attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;

@@ -20,7 +20,7 @@
 
 struct cuda_kernel;
 
-/* Properties of the device, and options of one launch. The launch() functions of kernels read both. */
+/* Properties of the device, and options of one launch. Every kernel's launch() function gets this struct. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
@@ -28,18 +28,19 @@ struct cuda_chip {
     /* The kernel skips packed sequences of at most this many rows (queries times heads of a group), because decode.cu
      * computes them (see decode.h). 0: it skips none. */
     int decode_rows;
-    /* true: threads copy tiles even where a kernel could use the copy engine (see copies_by_threads() in device.cu) */
+    /* true: threads copy tiles to shared memory even where a kernel could use TMA (see copies_by_threads() in
+     * device.cu) */
     bool copies_by_threads;
     /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
      * then read its inputs before that decode has ended. launch() of device.cu sets it in its copy of the struct. */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    /* Marks of rows that kernels cannot compute by tiles: a later launch computes these rows one by one. The pointers
-     * are copied to cuda_args. */
+    /* Bytes in which a kernel marks rows that it cannot compute by tiles; a later launch computes these rows one by
+     * one. cuda_args gets these pointers. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* One byte of pinned memory: 1 if kernels had marked rows (rows left to a later launch) when the host last checked.
-     * NULL: this run has no later launch that computes marked rows, see launch_steps(). */
+    /* One byte of pinned memory: 1 if the last check found marked rows (rows that a later launch must compute). NULL:
+     * no later launch computes marked rows in this run, see launch_steps(). */
     uint8_t *found;
     /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: it computes all tiles,
      * see in_shares() */
@@ -56,15 +57,15 @@ struct cuda_chip {
  * host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
-    /* number of the step that takes_step() sees next */
+    /* number of the step about which takes_step() decides next */
     int64_t at;
     /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */
     bool any;  /* true: this call of attn_run_some() has queued a step */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call of attn_run_some() has queued a check for marked rows (rows left to a later launch); only the
-     * next call sees the check's result */
+    /* true: this call of attn_run_some() has queued a check for marked rows (rows that a later launch must compute);
+     * only the next call sees the check's result */
     bool looked;
 };
 
@@ -112,7 +113,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
  * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* tiles first to end - 1 */
+    int64_t first, end; /* the tiles of numbers first to end - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -176,7 +177,7 @@ struct cuda_kernel {
     bool shares;
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the largest head size of the kernels on tensor cores */
+enum { TILE_HEAD_DIM = 256 }; /* the largest head size of these kernels on tensor cores; wider heads have their own */
 
 const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
 
@@ -228,19 +229,20 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* Implements attn_moves(), in moves.cu. */
+/* Makes many small copies in one launch, as attn_moves() describes them. The function is in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Implements attn_merge(), in merge.cu. */
+/* Merges results over parts of the keys into the result over all keys, for attn_merge(). It is in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* Implements attn_sum_parts(), in sum.cu. */
+/* Adds up arrays element by element, for attn_sum_parts(). The function is in sum.cu. */
 cudaError_t cuda_sum(cudaStream_t stream, const attn_sum *sum);
 
 /* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Implements attn_lse_start(), in verify_lse.cu. */
+/* Sums the exponentials of rows of scores in float64, for attn_lse_start(), which checks a lse from a client. The
+ * function is in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

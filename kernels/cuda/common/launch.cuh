@@ -7,8 +7,8 @@
 
 #include <cuda_runtime.h>
 
-/* Launches a kernel. With `overlap` the launch is a programmatic dependent one, for kernels whose code was made for
- * compute capability 9.0 or above; without it the launch is an ordinary one. */
+/* Launches a kernel. With `overlap` the launch is a programmatic dependent launch, which the kernel's code must
+ * support: it must be compiled for compute capability 9.0 or above. Without `overlap` the launch is an ordinary one. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

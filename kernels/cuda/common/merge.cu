@@ -11,7 +11,8 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* For one row, and each part of the keys: the weight of the part's result (share), and dout . out of the part (dot). */
+/* For one row and each part of the keys: the weight of the part's result in the row (`share`), and the dot product of
+ * dout with the part's out (`dot`). */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -43,8 +44,8 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes dout . out of a row for each part of the keys. Returns the mean of these dot products in all lanes; its
- * weights are the parts' shares in the row's result. */
+/* Computes, for each part of the keys, the dot product of dout with the part's out in this row. Returns the mean of
+ * these dot products in all lanes, weighted by the parts' shares in the row's result. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);

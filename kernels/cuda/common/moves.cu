@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         /* this loop starts all loads before the next loop needs any of them, because host memory (staging) is slow to
-          * read */
+         /* start all loads before the next loop needs any of them: loads from host memory (staging) take long, so many
+          * must be in flight */
          n++) {
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);

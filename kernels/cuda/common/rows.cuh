@@ -31,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Loads a row of k or v as load_row() does; the row may lie in a page (page_table). */
+/* Loads a row of k or v, as load_row() does, but from its page if the keys and values are in pages (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -134,7 +134,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if a number of the row y that this lane has is not finite. */
+/* Returns 0, or NaN if this lane's row y has a number that is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -155,8 +155,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at: positions of the pair's rows, in q and
- * k or in k and q. */
+/* Returns the score of a pair, as score_of_rows() does, but each lane has a pair (i, j) of its own. x_at and y_at are
+ * the positions of the pair's rows: in q and k, or in k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -211,15 +211,15 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
  * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
 const float SCORE_MOST = 1 << 27;
 
-/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel takes scores
- * from in_base_2(), and so computes rows of huge scores correctly. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
+ * from in_base_2(), so it also computes rows of huge scores correctly. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Sets the mark of a row of queries or keys to `what`, which tells a later launch what to compute in that row. The
- * whole warp calls it. */
+/* Sets the mark of a row of queries or keys to `what`. A mark tells a later launch which results of the row to compute.
+ * The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -273,7 +273,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sink counts once in the sum l, before all keys */
+    /* the sums begin with the sink: m is the sink's score, so its exponential is 1 */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -338,8 +338,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest that marks a row that sees exactly one key. Kernels subtract saved.rest from exponents of P,
- * and this value is too small to change an exponent. */
+/* The value of saved.rest for a row that sees exactly one key; kernels recognise such a row by it. They subtract
+ * saved.rest from exponents of P, and this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
@@ -350,7 +350,7 @@ struct saved {
     float *rest;
     /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
     float *far;
-    attn_view out; /* the out that the client gave, or, without it, the out that is recomputed in the workspace */
+    attn_view out; /* the out that the client gave; if there is none, out as recomputed in the workspace */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
@@ -367,14 +367,14 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
 }
 
 /* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN if
- * P cannot be computed from lse; kernels then compute the row's tiles pair by pair. */
+ * P cannot be computed from lse; then kernels compute the tiles that contain the row pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether tiles compute both parts (lse and rest) of this row's huge lse; otherwise single warps do. Tiles do
- * so if scores come from in_base_2(): see sm80/forward.cu. */
+/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, single
+ * warps compute them. Tensor cores can do so if scores come from in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -392,8 +392,8 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
 
 /* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y the
  * logarithm of the sum of exponentials relative to that score; the function computes x and y anew, because rounding has
- * removed the logarithm from lse. Otherwise x is lse and y is 0. Without `now` x is lse and y is 0 also where tiles or
- * a later launch compute the parts of a huge lse. The whole warp calls it. */
+ * removed the logarithm from lse. Otherwise x is lse and y is 0. Without `now`, x is lse and y is 0 also for a huge lse
+ * whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
@@ -463,8 +463,8 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* What gradient() returns for a visible pair: the probability P, the factor of dropout, the gradient dZ, and dS = dZ *
- * derivative. The whole warp calls gradient(). */
+/* The results of gradient() for a visible pair: the probability P, the factor of dropout, the gradient dZ, and dS = dZ
+ * * derivative. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
@@ -539,8 +539,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the whole rows of dk and dv, where wanted, for key j of key/value head hk. Both rows are sums over the query
- * heads of the group, added in order. */
+/* Computes the whole rows of dk and dv (of those that are wanted) for key j of key/value head hk. Both rows are sums
+ * over the query heads of the group, added in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

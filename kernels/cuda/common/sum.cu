@@ -1,4 +1,5 @@
-/* sum.cu: attn_sum_parts() on a GPU: each thread adds up some elements over the parts, in the order of the parts. */
+/* sum.cu: attn_sum_parts() on a GPU: adds up several arrays (parts) element by element. Each thread computes some
+ * elements, and adds the parts in order. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {

@@ -7,7 +7,8 @@
 
 namespace {
 
-/* a block has many threads to hide latency: each thread reads its key number by number and waits for each */
+/* a thread reads its key number by number and waits for each number; a block has many threads, so that others work
+ * meanwhile */
 enum { THREADS = 1024 };
 
 struct lse_args {

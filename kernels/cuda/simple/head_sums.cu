@@ -1,5 +1,6 @@
-/* head_sums.cu: dalibi_slopes and dsinks, which are sums over the queries of a head. A block computes one head. Each
- * thread adds up every 1024th query, and the threads' sums are added in a fixed order. */
+/* head_sums.cu: dalibi_slopes and dsinks, which are sums over the queries of a head. A block computes one head. Each of
+ * its threads adds up every 1024th query. The threads' sums are added in a fixed order, so results have the same bits
+ * in every run. */
 #include "kernels/cuda/common/kernels.h"
 #include "head_sums.h"
 
@@ -18,7 +19,7 @@ DEVICE float sum_of_block(float x)
     return warp == 0 ? warp_sum(part[lane]) : 0;
 }
 
-/* Computes dalibi_slopes = -sum of the queries' sums of dZ times distance, for one batch row or for all. */
+/* Computes dalibi_slopes: minus the sum of dZ times distance over a head's queries, for one batch row or for all. */
 __global__ void __launch_bounds__(THREADS)
     dslope_heads(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, int64_t batches)
 {

@@ -1,12 +1,12 @@
-/* head_sums.h: dalibi_slopes and dsinks, which are sums over the queries of a head. Every backward computes them by
- * sum_heads(). */
+/* head_sums.h: dalibi_slopes and dsinks, gradients that are sums over the queries of a head. The backward of every
+ * kernel family calls sum_heads() for them. */
 #ifndef ATTN_CUDA_HEAD_SUMS_H
 #define ATTN_CUDA_HEAD_SUMS_H
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Four sums over the visible pairs of a query: of P, of dZ, of P times distance, and of dZ times distance. A pair's
- * distance is that between the positions of its query and its key. */
+/* Four sums over the pairs of one query and the keys that it sees: of P, of dZ, of P times distance, and of dZ times
+ * distance. A pair's distance is that between the positions of its query and its key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -28,7 +28,8 @@ DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, 
     return (sum.dz_far - off * sum.p_far) / all;
 }
 
-/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta, where the problem requests them. */
+/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta. A gradient that the problem does not
+ * request is not computed. */
 cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-/* left.cuh: launches that compute marked rows: rows that earlier launches could not compute and only marked. */
+/* left.cuh: launches that compute marked rows. A row is marked if an earlier kernel could not compute it; that kernel
+ * has only set the row's byte in a list of marks. */
 #ifndef ATTN_CUDA_LEFT_CUH
 #define ATTN_CUDA_LEFT_CUH
 
@@ -7,8 +8,8 @@
 
 namespace {
 
-/* Queues a step that checks for marked rows (rows that kernels leave to a later launch). When the step has run,
- * *chip->found tells the host whether kernels have marked rows since the last check. */
+/* Queues a check for marked rows (rows that an earlier kernel could not compute). After the check, *chip->found tells
+ * the host whether kernels have marked rows since the check before. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -18,12 +19,12 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels left to a later
- * launch). Where there are many rows, a warp looks at several marks. If this call of attn_run_some() has queued the
- * check for marked rows, the steps are left to the next call. If the check found no marked row, the steps are counted
- * but launch nothing. */
+ * launch). Where there are many rows, a warp reads several marks. If this call of attn_run_some() has queued the check
+ * for marked rows, the next call launches the steps, because only then is the check's result known. If the check found
+ * no marked row, the steps are counted but launch nothing. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

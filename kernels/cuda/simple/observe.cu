@@ -1,6 +1,6 @@
-/* observe.cu: what the queries look at (attention.h, attn_observe), without tensor cores. It computes every dtype,
- * head dim and option. One warp computes each number of a result, in an order of additions that depends only on the
- * problem.
+/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), without tensor cores. It
+ * computes every dtype, head dim and option. One warp computes each number of a result, in an order of additions that
+ * depends only on the problem.
  *
  *   kernel    a warp computes                                       outputs
  *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
@@ -28,13 +28,15 @@ DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
 }
 
-/* Returns whether this launch has anything to compute. */
+/* Returns whether this launch has anything to compute. A launch for strange rows (those that tiles cannot compute) has
+ * nothing to do where no row is strange. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map, whose present value is x. */
+/* Returns whether this launch computes an element of key_mass, weights or map. x is the number that is in the output's
+ * memory so far. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -266,13 +268,13 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* if the host makes no check now (chip->found is NULL), it sees the marks later, and computes the whole problem
-         * once more */
+        /* without a check for marked rows in this call (chip->found is NULL), the host sees the marks after the
+         * problem, and computes the whole problem again */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -1,4 +1,5 @@
-/* observe.h: parts of an observe (what the queries look at) that all families of kernels share. */
+/* observe.h: what all kernel families share for an observe (the operation that reports which keys the queries attend
+ * to). */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_H
 #define ATTN_CUDA_SIMPLE_OBSERVE_H
 
@@ -22,7 +23,7 @@ struct observed_rows {
 };
 
 /* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. Without a strange row
- * it costs one short launch, or none if the host looks for marked rows (chip->found). */
+ * this function costs one short launch, or none if the host looks for marked rows (chip->found). */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 

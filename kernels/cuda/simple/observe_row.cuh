@@ -1,5 +1,6 @@
-/* observe_row.cuh: one warp computes a row of an observe: maximum, sums and largest scores. observe.cu consists of
- * these functions, and the kernels on tensor cores (sm80/observe.cu) call them for rows that tiles cannot compute.
+/* observe_row.cuh: functions by which one warp computes a query's row of an observe: maximum, sums and largest scores.
+ * observe.cu consists of these functions, and the kernels on tensor cores (sm80/observe.cu) call them for rows that
+ * tiles cannot compute.
  *
  * The entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), without a difference of
  * large numbers, as in cpu/observe.c. */
@@ -34,7 +35,8 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
 }
 
 /* Returns the score of query i, which is the same in all lanes, and key j, which differs between lanes. The result is
- * valid where the lane's bit in `set` is 1. The whole warp calls it, and at least one bit of `set` must be 1. */
+ * valid where the lane's bit in `set` is 1. The whole warp calls this function, and at least one bit of `set` must be
+ * 1. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
     const int64_t mine = set >> (threadIdx.x % 32) & 1 ? j : first + __ffs(set) - 1;
@@ -110,7 +112,7 @@ DEVICE bool says_lse(float lse)
 }
 
 /* The results of a row, with `base` and `inverse`, from which later kernels compute the row's probabilities
- * (observed_rows). In end_of_row(), `from` is log2 of the probability of the row's largest score. */
+ * (observed_rows). `from` is used by end_of_row() only: log2 of the probability of the row's largest score. */
 struct row_end {
     float lse, base, inverse, entropy;
 };

@@ -66,28 +66,36 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- The kernels of the backward --------------------------------------------------------------------------------- */
 
-/* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function finds its row again, so that
- * delta_rows() keeps no registers for it. */
+/* Stores the two parts of the lse of a row: `lse`, the largest score, and `rest`. Kernels on tensor cores recognise a
+ * huge lse by its size, and then do not use it. If the largest score itself is not huge, ATTN_LSE_MOST is therefore
+ * stored as `lse`, and `rest` becomes smaller by as much as `lse` became larger. */
+DEVICE void store_parts(const saved &s, int64_t at, float2 parts)
+{
+    const bool raised = parts.y != 0 && fabsf(parts.x) < ATTN_LSE_MOST;
+    s.lse[at] = raised ? ATTN_LSE_MOST : parts.x;
+    s.rest[at] = raised ? parts.y - (ATTN_LSE_MOST - parts.x) : parts.y;
+}
+
+/* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function determines again which row the
+ * warp has, so that delta_rows() need not keep the row in registers. */
 template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     const float2 parts = lse_in_parts<N>(a, r.x, r.i, s.lse[lse_at(a, r.x, r.i)]);
-    if (threadIdx.x % 32) return;
-    s.lse[lse_at(a, r.x, r.i)] = parts.x;
-    s.rest[lse_at(a, r.x, r.i)] = parts.y;
+    if (threadIdx.x % 32 == 0) store_parts(s, lse_at(a, r.x, r.i), parts);
 }
 
-/* Marks the warp's row in s.rest if the row sees exactly one key. The function finds its row again, so that
- * delta_rows() keeps no registers for it. */
+/* Marks the warp's row in s.rest if the row's query sees exactly one key. The function determines again which row the
+ * warp has, so that delta_rows() need not keep the row in registers. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
 }
 
-/* Computes delta_i = rowsum(dO * O) - dlse, and writes the given lse without gaps. A row that sees no key has delta 0.
- * The launch bound keeps enough blocks on a multiprocessor, because reading memory needs many loads in flight. Without
- * it lse_of_row_in_parts() and mark_one_key() would take too many registers. */
+/* Computes delta_i = rowsum(dO * O) - dlse, and copies the given lse to the dense array s.lse. A row that sees no key
+ * has delta 0. Reading memory fast needs many loads in flight, so the launch bound keeps enough blocks on a
+ * multiprocessor. Without the bound lse_of_row_in_parts() and mark_one_key() would take too many registers. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -138,8 +146,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. The launches that
- * compute the gradients of these rows come later. */
+/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. The gradients of these
+ * rows are computed by later launches. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
@@ -156,7 +164,7 @@ __global__ void __launch_bounds__(32 * WARPS)
             if (!r.exists) return; /* rows past the end of their sequence have no lse */
             const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
+            if (threadIdx.x % 32 == 0) store_parts(s, n, parts);
         });
 }
 template <int N>
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* in a problem without queries, an element of dbias is a sum without terms, and so 0 */
+    if (x.begin == x.end) { /* without queries an element is a sum without terms: 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -273,7 +281,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
-/* Returns N, channels per lane, for the functions of rows.cuh. A backward has no variant of LATENT_CHANNELS. */
+/* Returns N, the number of channels per lane, for the template functions of rows.cuh. A backward is not compiled for N
+ * = LATENT_CHANNELS. */
 int channels_of(const attn_geometry &g)
 {
     const int64_t most = attn_max64(g.dims.D, g.dims.Dv);
@@ -298,7 +307,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* Plans a backward. The workspace holds lse and delta without gaps, and a float32 out if the problem gives none. */
+/* Plans a backward. The workspace has dense arrays for lse and delta, and a float32 out if the client gave none. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -368,11 +377,11 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* Returns the number of blocks of a launch that computes marked rows and looks at `rows` marks. Where there are many
- * rows, each warp looks at several marks. */
+/* Returns the number of blocks of a launch that reads `rows` marks and computes the marked rows. Where there are many
+ * rows, each warp reads several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* this number of warps keeps the GPU busy */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* 32 warps per multiprocessor keep the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 
@@ -439,7 +448,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* the loop runs at least once: for sums without terms one launch writes zeros */
+    /* the loop runs at least once: an element that is a sum without terms must be set to zero */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

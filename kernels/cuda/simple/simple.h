@@ -6,21 +6,23 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Computes s.delta. If the problem's lse was `given` by the client, also computes s.lse and s.rest from it. */
+/* Computes delta of every query (s.delta). If the client gave lse (`given`), also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
+/* Computes the rows of a forward that its kernel could not compute and only marked (rows_later). `plan` is the plan of
+ * the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes the rows that a forward's kernel has only marked (a.rows_later), in one launch. */
+/* Computes, in one launch, the rows of a forward that its kernel could not compute and only marked (a.rows_later). */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has only marked. Call it before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked. Call it before
+ * simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has only marked (a.rows_later and a.keys_later), with one
- * launch for queries and one for keys. */
+/* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked (a.rows_later and
+ * a.keys_later). There is one launch for queries and one for keys. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, where the problem requests them, from s.lse and s.delta. */
@@ -37,12 +39,13 @@ struct pair_cost {
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-/* if a lane has more than CHANNELS channels (columns) of a row, which do not fit into registers, the time is multiplied
- * by this factor */
+/* the time is multiplied by this factor if a lane has more than CHANNELS channels of a row, because they do not fit
+ * into registers */
 const double WIDE_COST = 2;
 
-/* Rows that tensor cores cannot compute may take this many times as long as other rows, because their scores are
- * computed in double and from parts. Rows of huge scores take less, because nearly all their keys have a P of 0. */
+/* Rows that tensor cores cannot compute may take this many times as long as other rows of simple.cu, because their
+ * scores are computed in double and from parts. Rows of huge scores take less, because nearly all their keys have a P
+ * of 0. */
 const double LEFT_COST = 3.5;
 
 /* The largest number of terms of one sum that a warp adds, one after the other, in one launch. A term takes some 4 us
@@ -69,9 +72,9 @@ static inline double wide_products(int64_t D, int64_t Dv, bool backward)
     return (double)(of_Dv * (D + columns) + (backward ? 2 * of_D * (D + Dv + columns) : 0));
 }
 
-/* Returns an upper bound on the seconds that tensor cores need for a problem. It assumes at most the rate measured on
- * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of the measured rate, or a third of the measured
- * rate for the kernels of Hopper. */
+/* Returns an upper bound on the seconds that tensor cores need for a problem. The assumed rate is at most the one
+ * measured on an H100 (kernels/MEASUREMENTS.md). For a problem with options (softcap, bias, masks, ...) it is a sixth
+ * of the measured rate, or a third for the kernels of Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -87,10 +90,10 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            (has_options(plan) ? hopper ? 3 : 6 : 1) * 132 / chip->multiprocessors;
 }
 
-/* Returns whether the host checks for marked rows in the middle of a problem, before the launches that compute these
- * rows. The check waits for the stream, some 30 us; that is less than one percent of the problem's time where the
- * function returns true. In a shorter problem the host checks only at the end (attn_stream_left_rows()). If rows are
- * marked then, the host computes the problem again. */
+/* Returns whether the host checks for marked rows (rows that tensor cores could not compute) in the middle of a
+ * problem, before the launches that compute these rows. The check waits for the stream, some 30 us; that is less than
+ * one percent of the problem's time where the function returns true. In a shorter problem the host checks only at the
+ * end (attn_stream_left_rows()). If rows are marked then, the host computes the problem again. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -1,4 +1,5 @@
-/* work.cuh: which row a warp computes. Each warp computes rows of its own, and a block has WARPS warps. */
+/* work.cuh: functions that tell a warp which row it computes. Each warp of the grid has its own rows; a block has WARPS
+ * warps. */
 #ifndef ATTN_CUDA_WORK_CUH
 #define ATTN_CUDA_WORK_CUH
 
@@ -29,7 +30,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* Returns the head and position of query row n, counted over the rows of all heads; rows of one head are neighbours. */
+/* Returns the head and position of query row number n. Rows are counted over the rows of all heads, head after head. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

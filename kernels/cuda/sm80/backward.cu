@@ -35,7 +35,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* This function is defined in forward.cu. */
+/* Computes lse of huge scores as two numbers; defined and explained in forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* Add the gradients of this tile of queries: dV += P^T dO and dK += dS^T Q. */
+        /* Add what this tile of queries contributes to the gradients: dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -259,15 +259,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* Wait for the block's copies of K and V, because dK and dV are about to be stored in the memory of K and V. The
-     * loop has not waited for these copies if no query sees the block's keys. */
+    /* Wait for the block's copies of K and V, because dK and dV are about to be stored in the memory of K and V. If no
+     * query sees the block's keys, the loop made no round, and so has not waited for these copies. */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV go to global memory through the memory of K and V, one after the other; this memory has D floats
-         * for each row */
+        /* dK and dV pass through the shared memory of K and V on their way to global memory, one after the other; this
+         * memory has room for D floats in each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -409,8 +409,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* Wait for the block's copies of Q and dO, because dQ is about to be stored in the memory of Q and dO. The loop has
-     * not waited for these copies if the block's queries see no key. */
+    /* Wait for the block's copies of Q and dO, because dQ is about to be stored in the memory of Q and dO. If the
+     * block's queries see no key, the loop made no round, and so has not waited for these copies. */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may be stored in that memory */
@@ -418,7 +418,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ goes to global memory through the memory of Q and dO, which has D floats for each row */
+    /* dQ passes through the shared memory of Q and dO on its way to global memory; this memory has room for D floats in
+     * each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -549,8 +550,8 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Functions that launch prepare() and finish(), the kernels before and after the main kernel, by head size and dtype.
- * */
+/* Functions that launch the kernels before and after the main kernel, prepare() and finish(), by head size and
+ * dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);

@@ -38,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* Computes both parts (lse and rest) of each lse of a tile that is too large for one float32. The function determines
- * again which tile the block has, so that prepare() need not keep this in registers. */
+/* Computes both numbers (lse and rest) of each lse of the tile that is too large for one float32. The function
+ * determines again which tile the block has, so that prepare() need not keep the tile in registers. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -54,9 +54,9 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and sets the float32 sums of dQ to
- * zero. One block computes one query tile of one head. The launch bound lets eight blocks, and not six, run on a
- * multiprocessor, because reading needs many loads in flight. */
+/* Computes delta = rowsum(dO O) - dlse, writes lse to a dense array and to row_values, and sets the float32 sums of dQ
+ * to zero. One block computes one query tile of one head. Reading fast needs many loads in flight, so the launch bound
+ * makes the compiler save registers: eight blocks instead of six fit on a multiprocessor. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* at the end each thread writes the lse of one row; it loads this lse here */
+    const int mine = threadIdx.x; /* at the end this thread writes the lse of row `mine`, which it loads here */
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of these keys. In a packed problem sequence b has the tiles of
- * keys from number cu_k[b] / BN + b on, as in tile_place_of(). */
+/* The keys of a block, and the query tiles that see any of these keys. In a packed problem, tiles of keys are numbered
+ * across all sequences: those of sequence b begin with number cu_k[b] / BN + b, as in tile_place_of(). */
 struct key_place {
     attn_sequence s;
     limits limit;
@@ -150,8 +150,8 @@ struct key_place {
     int first, last; /* query tiles first to last - 1 see at least one of the block's keys */
 };
 
-/* Returns the block's keys. find_queries() sets the members that say which query tiles see these keys; the block calls
- * it while the keys are loaded. */
+/* Returns the block's keys. The members about query tiles are not set yet: find_queries() sets them while the keys are
+ * loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -187,8 +187,8 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Stores a warp's sums (blocks of 16 x 8) at `memory` in shared memory, from which rows of the result are written (see
- * tile.cuh). */
+/* Stores a warp's sums (blocks of 16 x 8) in shared memory at `memory`. tile.cuh has the functions that write rows of
+ * the result from there. */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {
@@ -222,7 +222,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 /* ---- The kernel `finish`: dQ from its sums ----------------------------------------------------------------------- */
 
 /* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
-/* The launch bound lets four blocks fit on a multiprocessor, because reading needs many loads in flight. Without the
+/* Reading fast needs many loads in flight, so the launch bound makes four blocks fit on a multiprocessor. Without the
  * bound, dq_row(), which computes single rows again, would take so many registers that only two blocks fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: number of blocks of 16 queries x 8 channels (columns of dQ) that a warp loads; CHUNK: number
-                   * that it loads at a time */
+                  /* EACH: number of blocks of 16 queries x 8 channels (columns of dQ) that a warp loads; CHUNK: how
+                   * many of them it loads at a time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* Which tile the block has is computed again, because registers are too scarce to keep it. */
+    if (poisoned) { /* Find again which tile the block has: registers are too scarce to keep it until here. */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -31,8 +31,8 @@ struct backward_scratch {
     float *sums;
 };
 
-/* Returns the index of a query tile; tiles are numbered across all heads. In a packed problem sequence b owns the tiles
- * from number cu[b] / QUERY_TILE + b on, as in tile_place_of(). */
+/* Returns the index of a query tile; tiles are numbered across all heads. In a packed problem the tiles of sequence b
+ * begin with number cu[b] / QUERY_TILE + b, as in tile_place_of(). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -53,14 +53,14 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
- * workspace follows them. Returns 0 where the problem needs a forward that is not available here. `adds`: the main
- * kernel may add to float32 sums of dQ in any order. */
+ * workspace follows them. Returns 0 if out and lse are not given and no kernel of this chip computes them. `adds`: the
+ * main kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    float *gradients; /* scratch memory of option_gradients() */
+    float *gradients; /* the part of the workspace that option_gradients() uses */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

@@ -22,7 +22,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks per multiprocessor */
+}; /* QW of struct wide: number of warps that share 32 keys; BLOCKS: thread blocks per multiprocessor at a time */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -36,8 +36,8 @@ template <int D> struct shared_wide {
     alignas(1024) row_values values[2];
     /* P^T, the transposed probabilities: a row is a key, a column a query */
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512];
-    /* dS^T (transposed gradient of the scores) of the present tile of queries and, if shared memory has room for two
-     * tiles, of the previous tile */
+    /* dS^T (transposed gradient of the scores) of the tile of queries that the block computes; if shared memory has
+     * room, also that of the previous tile */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -55,8 +55,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys. Each of the two warps calls it at every tile of queries. For a tile
- * whose pairs are all hidden the call is not necessary, but without it race checkers would report a race. */
+/* Barrier for the two warps that share 32 keys. Each of the two warps calls it at every tile of queries. A tile whose
+ * pairs are all hidden does not need the barrier, but race checkers would report a race without it. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -74,8 +74,8 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
     for (int mt = 0; mt < 2; mt++) to_operand<T>(f[mt], c[mt], k / 16);
 }
 
-/* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile, from number
- * `from` on. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
+/* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile. `from` is the
+ * number of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: number of the warp's first key in the block; part: number of the warp among the warps that share these keys
-     * */
+    /* key: number of the warp's first key in the block; part: the warp's number among the QW warps that share these
+     * keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
-                                        /* a tile takes kilobytes of memory, so the number of tiles fits in 31 bits */
+                                        /* a tile takes kilobytes of memory, so there are fewer than 2^31 tiles, and an
+                                         * int can hold their number */
                                         0);
     /* where the float32 sums of dQ of the next, the present and the previous query tile begin */
     int sums_next = 0, sums_now = 0, sums_before;
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* Which keys the block has is computed again, because registers are scarce in the loop. */
+    /* Find again which keys the block has: registers are too scarce in the loop to keep them. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
@@ -255,8 +256,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* dK goes to global memory through the memory of K and V, and dV through that of Q and dO; each has D floats for
-     * each row */
+    /* dK passes through the shared memory of K and V on its way to global memory, and dV through that of Q and dO; both
+     * have room for D floats in each row */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

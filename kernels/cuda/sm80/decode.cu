@@ -46,8 +46,8 @@
  * its own wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed
  * combine_splits() to start have waited already.
  *
- * On Hopper sm90/decode/decode.cu lets the copy engine (TMA) load keys and values where possible. Results have the same
- * bits. decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
+ * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
+ * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
  *
  * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
  * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
@@ -95,7 +95,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Returns whether problems of few rows with this head size have their own variant, decode_few(). */
+/* Returns whether decode_few(), the variant for few rows, exists for this head size. */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -161,8 +161,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time.
- * PLACES: blocks that run on a multiprocessor at a time. */
+/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time, so
+ * that no multiprocessor is idle. PLACES: blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

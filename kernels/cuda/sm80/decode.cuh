@@ -3,7 +3,7 @@
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
  *                       8.0 and above
- *   copies_by_engine    a warp requests boxes from the copy engine (sm90/decode/decode.cu)
+ *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
  * Both ways load the same tiles in the same order. They differ in where the channels of a row lie in shared memory
  * (CHUNK); results have the same bits.
@@ -35,14 +35,14 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values lie in shared memory: as type T, to which the loader converts them, or as float8, which the
- * kernel converts to T in registers (float8.cuh). */
+/* How keys and values are stored in shared memory: as type T, to which the loader converts them, or as float8, which
+ * the kernel converts to T when it has loaded them into registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
 enum { STACK_TILES = 2 };
 
-/* Head sizes above 256 (WIDE_HEAD) have blocks whose warps have WARP_CHANNELS channels each. */
+/* Where the head size is above 256 (WIDE_HEAD), each warp of a block computes WARP_CHANNELS of the channels. */
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
@@ -111,7 +111,7 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
-               /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
+               /* memory for each warp's scores while options (softcap, bias, masks) are applied to them */
                [X::SCORE_MODS ? X::KW + 4 : 1];
         scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1]; /* the scores of two tiles of keys, so that one tile's may
                                                           * still be read when the next tile's are written */
@@ -127,17 +127,17 @@ template <class X> struct shared {
      * computed; blocks of wide heads compute one split each */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
+    int i[X::BM], h[X::BM]; /* i: the query of each row of the block; h: its query head */
     float slope[X::BM];
-    /* factor of each row's scores, where keys are float8: see load_permuted_queries() */
+    /* where keys are float8: the factor of each row's scores, see load_permuted_queries() */
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). It writes
- * the result only if tensor cores cannot compute it: if it is not finite, or comes from huge scores. One warp calls it.
- * A lane has N channels. */
+ * the result only if tensor cores cannot compute that result: if the result is not finite, or comes from huge scores.
+ * One warp calls it. A lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -168,7 +168,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
-/* The keys of a split, and their tiles. */
+/* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
     int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
     int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
@@ -184,7 +184,8 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
     return y;
 }
 
-/* Loads the ring's tiles with cp.async. Step 2 j loads K[j], and step 2 j + 1 loads V[j]. */
+/* Loads the ring's tiles with cp.async, the copy instruction of threads. Step 2 j loads K[j], and step 2 j + 1 loads
+ * V[j]. */
 template <typename T, class X> struct copies_by_threads {
     static const int CHUNK = X::WIDTH, SLOTS = X::SLOTS;
     enum { FEW_ADDRESSES = 0 };
@@ -257,7 +258,7 @@ DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Loads the A fragment of 8 rows of Q. Its rows 8 to 15 are copies of rows 0 to 7. */
+/* Loads operand A of a product for 8 rows of Q. The operand has 16 rows; rows 8 to 15 are copies of rows 0 to 7. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -278,7 +279,7 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
-/* Loads the A fragment of V^T: columns m .. m + 15 of V, and rows from k on. */
+/* Loads V^T as operand A of a product: columns m .. m + 15 of V, and 16 rows from k on. */
 template <int WIDTH, int CHUNK, int ROWS>
 DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
 {
@@ -403,7 +404,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        /* after this barrier all threads see sm.factor */
+        /* after this barrier all threads see sm.factor, the factors of the rows */
         if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
@@ -445,9 +446,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on, where a block has few rows. Each
- * thread stores the sums that it has made, so no barrier is needed. Returns false where a sum is not finite, or comes
- * from huge scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks of few rows: there
+ * each thread stores the sums that it has made itself, so no barrier is needed. Returns false where a sum is not
+ * finite, or comes from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -503,7 +504,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Writes the query, head and ALiBi slope of each row of a block to shared memory. */
+/* Writes the query, query head and ALiBi slope of each row of the block to shared memory. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -548,7 +549,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T by their factors, where a block has few rows; lane 4 r passes the factor of row r. */
+/* Multiplies the rows of O^T by factors, in blocks of few rows. Lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -559,9 +560,9 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes a warp's O^T, where a block has few rows, to shared memory. With t = lane % 4, a lane has rows 2 t and 2 t + 1
- * of two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they
- * are lane / 4 * 2 and lane / 4 * 2 + 1. */
+/* Writes a warp's O^T to shared memory, in blocks of few rows. With t = lane % 4, a lane has rows 2 t and 2 t + 1 of
+ * two of every 16 channels. With 16-bit keys the two channels are lane / 4 and lane / 4 + 8; with float8 keys they are
+ * lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -616,8 +617,8 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* launch_dependents() lets combine_splits() start, which reads lengths that the kernel before this one writes; it
-     * must therefore come after the wait for that kernel */
+    /* launch_dependents() lets combine_splits() start, which reads lengths that the previous kernel writes; this call
+     * must therefore come after this kernel's wait for the previous kernel */
     launch_dependents();
 }
 
@@ -659,8 +660,8 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes again, one by one, those rows of a split that tensor cores cannot compute; a warp computes a row. saved: the
- * row of the workspace where the split's partial results begin. */
+/* Computes again, one by one, those rows of a split that tensor cores cannot compute (a result is not finite, or scores
+ * are huge). A warp computes a row. saved: the row of the workspace where the split's partial results begin. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -687,7 +688,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
-    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled together */
+    const bool RESCALE_AT_ONCE = X::STACKED || X::WIDE_HEAD; /* true: a lane's two rows of O are rescaled in one loop */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -695,12 +696,12 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
+              d0 = warp % X::WD * (D / X::WD); /* first row m0, first key k0 of a tile, first column d0 of the warp */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
     limits limit;
-    attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
+    attn_range open; /* keys that all rows see; a tile with only such keys needs no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -713,7 +714,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* true if Q is float16 in shared memory (only where keys are float8) */
+    bool halves = true; /* true if Q is float16 in shared memory, which happens only where keys are float8 */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows(); /* prepare_rows() runs while the first copies of K and V are in flight */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
@@ -751,7 +752,7 @@ again:
                 scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
-            const int column = j * BN + k0; /* the first of this warp's keys in tile j */
+            const int column = j * BN + k0; /* number of the first key of tile j that this warp multiplies */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -774,7 +775,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m (base 2) is -inf until the row has seen a key, and -inf - -inf would be NaN */
+                /* m (base 2) is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
@@ -814,7 +815,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance in the workspace, in rows, from one sequence's results to those of the next */
+    /* distance, in rows of the workspace, from one sequence's partial results to those of the next */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -864,7 +865,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m from shared memory, so the caller may overwrite m */
+        return; /* all threads have read m from shared memory, so the caller may overwrite m without another barrier */
     }
     if (clean) {
         __syncthreads();
@@ -900,8 +901,9 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequences first + s and first + s - 1 of the stack share the split */
-        /* sequences that share the split are a run of 1 bits, and the sequence before the run's first bit */
+    while (shares) { /* bit s is 1 if sequences first + s and first + s - 1 of the stack share the split */
+        /* a run of 1 bits stands for sequences that share the split: those of the bits, and the sequence before the
+         * first bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -957,7 +959,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* NaN marks a split that decode_stacks() could not compute */
+                        done = sum == sum; /* a sum of NaN marks a split that decode_stacks() could not compute */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;

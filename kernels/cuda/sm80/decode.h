@@ -15,20 +15,22 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with TMA, the copy engine of Hopper GPUs (sm90/decode/decode.cu). Returns false, and
- * launches nothing, unless all this holds: compute capability 9.0, pages whose number of keys is a multiple of 8,
- * strides that are multiples of 16 bytes, no options, and a driver that makes tensor maps. */
+/* Computes the splits of decode.cu with TMA, the unit of Hopper GPUs that copies boxes of tensors
+ * (sm90/decode/decode.cu). Returns false, and launches nothing, unless all this holds: compute capability 9.0, pages
+ * whose number of keys is a multiple of 8, strides that are multiples of 16 bytes, no options, and a driver that makes
+ * tensor maps. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Like decode_by_engine(), for the splits of decode_wide.cu. It also returns false for float8 keys. */
+/* Computes the splits of decode_wide.cu with TMA, under the same conditions as decode_by_engine(), and only for 16-bit
+ * keys. */
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Returns whether the variant for float8 keys computes this problem. That variant handles scales of any size: see
- * load_permuted_queries(). */
+/* Returns whether the variant that keeps keys as float8 computes this problem. That variant computes right results for
+ * scales of any size: see load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
@@ -42,7 +44,7 @@ template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip,
     return true;
 }
 
-/* Launches kernel `other`, then the kernels of decode.cu. The workspace begins with the part of decode.cu. */
+/* Launches kernel `other`, then the kernels of decode.cu, whose memory is at the beginning of the workspace. */
 template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {

@@ -48,9 +48,9 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * several blocks share the columns. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Does what forward_row() of rows.cuh does, by a whole block, for the columns of out from column0 on. A thread has
- * every 256th channel of q and k, and one channel of v. The function does not call functions of rows.cuh, because a
- * kernel that calls a function needs a stack and starts later. */
+/* Computes a row of the forward, key by key, for the columns of out from column0 on. It is forward_row() of rows.cuh
+ * for a whole block. A thread has every 256th channel of q and k, and one channel of v. The function does not call
+ * functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -70,7 +70,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* In the first turn `unit` is 1. If a sum overflows, the second turn computes all sums again with a unit of
+    /* In the first round `unit` is 1. If a sum overflows, a second round computes all sums again with a unit of
      * 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][COLUMNS];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that the block computes again, key by key; in shared memory, because registers are scarce */
+    /* the arguments for a row that the block computes again, key by key; in shared memory, because registers are
+     * scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -237,13 +238,13 @@ inline int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : D <= 256 ? 256 : D <= 512 ? 512 : 1024;
 }
 
-/* What the launch of a problem needs: the plan, the number of blocks, the bytes of workspace. */
+/* What the launch of a problem needs: the plan, the numbers of blocks, the bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
     unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
-    /* number of rows of partial results in the workspace (a row of O for each split); 0: no sequence has more than one
-     * split */
+    /* number of rows of partial results in the workspace (each split has a row of O for each of its rows); 0: no
+     * sequence has more than one split */
     int64_t rows;
 };
 
@@ -280,14 +281,14 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
+/* The largest number of devices for which struct once can remember that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if the code was made for compute
+/* Allows decode_splits() the shared memory that it needs. *overlap becomes true if the code was compiled for compute
  * capability 9.0: combine_splits() may then start before decode_splits() ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
@@ -317,7 +318,7 @@ template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_pla
                          0, stream, a, y.p);
 }
 
-/* Returns whether the numbers of blocks are within a grid's limits. */
+/* Returns whether the numbers of blocks are within CUDA's limits for the size of a grid. */
 inline bool blocks_fit(const attn_geometry &g)
 {
     return launch_plan_of(g, false).blocks <= INT32_MAX && g.dims.B * g.dims.Hk <= INT32_MAX;
@@ -336,7 +337,7 @@ inline void place_partial_results(launch_plan &y, const attn_dims &d, void *work
     y.p.ml = (float2 *)(y.p.O + y.rows * class_of(d));
 }
 
-/* Returns whether the kernels read no other tensors than q, k and v. */
+/* Returns whether q, k and v are the only tensors that the kernels read. */
 inline bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

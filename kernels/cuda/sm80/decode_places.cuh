@@ -1,22 +1,22 @@
-/* decode_places.cuh: where the splits of decode.cu are, how a block finds its splits, and how two partial results
- * become one. */
+/* decode_places.cuh: which keys a split of decode.cu has, which splits a block computes, and how two partial results
+ * are combined into one. */
 #ifndef ATTN_SM80_DECODE_PLACES_CUH
 #define ATTN_SM80_DECODE_PLACES_CUH
 
 #include "decode.h"
 #include "tile.cuh"
 
-/* Says how blocks find their splits. Each key/value head has slots, and a block takes one slot. Not packed: a batch row
- * has one slot for each `splits_per_block` of its splits. With stacks (decode_stacks()), a batch row has `walkers`
- * slots, and each slot takes every `walkers`-th of the splits that decode_stacks() has not computed. Packed: sequence b
- * has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots as it needs, so a block finds
- * its sequence by bisection; some slots have no work. */
+/* Says how blocks find their splits. The blocks of a key/value head are numbered; such a number is a slot. Not packed:
+ * a batch row has one slot for each `splits_per_block` of its splits. With stacks (decode_stacks()), a batch row has
+ * `walkers` slots, and each slot takes every `walkers`-th of the splits that decode_stacks() has not computed. Packed:
+ * sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots as it needs, so a
+ * block finds its sequence by bisection; some slots have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
-    int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
+    int walkers;                  /* number of slots (blocks) of each batch row and key/value head */
     int unit, extra;
-    /* true: the splits follow from the kernel's arguments alone, and not from device memory, which the previous kernel
-     * may still write */
+    /* true: the kernel's arguments alone determine the splits; false: the splits also depend on device memory, which
+     * the previous kernel may still write */
     bool early;
     /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
      * walkers, B) */
@@ -88,10 +88,10 @@ typedef decode_plan plan;
  * split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* What a block knows of its work: one key/value head of a sequence, and the query heads of its group. */
+/* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */
 struct group_place {
     head_args x; /* arguments of scores for the first query head of the group */
-    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* keys first to last - 1 are seen by at least one row; a split has `length` keys; the keys have `splits` splits, at
      * least 1 */
     int first, last, length, splits;
@@ -189,7 +189,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

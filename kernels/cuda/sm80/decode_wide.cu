@@ -21,7 +21,7 @@
 
 namespace {
 
-/* The shared memory of a block, in bytes. */
+/* The bytes of shared memory that a block needs for head sizes up to D. */
 template <int D> constexpr size_t decode_wide_bytes = shared_bytes<__half, D, true, KEYS_AS_T, copies_by_threads>();
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED>

@@ -46,7 +46,7 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* This table row is defined in f32_forward.cu. */
+/* The forward kernel for float32. This row of the kernel table is defined in f32_forward.cu. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
@@ -73,7 +73,8 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, whatever BM (queries per tile) is */
+/* number of elements in a row of dS in shared memory: eight pieces of 16 bytes, even where BM (queries per tile) is
+ * smaller */
 enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
@@ -87,7 +88,7 @@ template <int D, bool SCORE_MODS> struct shared {
     /* dS^T, the transposed gradient of the scores: a row is a key, a column a query */
     alignas(1024) uint16_t dS[2 * BN * DS_ROW];
     float lse2[BM], delta[BM];
-    /* for each query of the tile: the argument `slack` of of_one_key() if the query sees only one key, else 0 */
+    /* for each query of the tile: the argument `slack` of of_one_key() if the query sees only one key, otherwise 0 */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* the tile of V has the same number as the tile of K of the block's keys */
+    /* tiles of V are numbered like tiles of K, so this number is right for both */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* true: this thread loaded lse and delta of a query that sees exactly one key */
+    bool has_one_key = false; /* true: this thread has loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* dropout's factor (drop_scale) is applied to dV at the end */
+                                          : 0; /* drop_scale, dropout's factor of P, multiplies dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -579,7 +580,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* where out and lse are not given, a forward computes them first */
+    if (!plan->problem->out.rank) { /* the client has not given out and lse, so a forward computes them first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

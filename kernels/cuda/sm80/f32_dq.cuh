@@ -50,8 +50,8 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns; columns past the width are left
- * out. `pairs`: rows are 8-byte aligned and `width` is even. */
+/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns. It leaves out columns past the
+ * width. pairs: true if rows are 8-byte aligned and `width` is even, so that one instruction can store both floats. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* returns the next tile of keys above tile n that has a visible pair */
+    const auto above = [&](int n) { /* returns the next tile of keys after tile n that has a visible pair */
                                     if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
                                     else return n + 1;
     };

@@ -18,8 +18,8 @@
 
 namespace {
 
-/* Tile sizes for head sizes up to D: a warp has MT blocks of 16 rows; a tile has BN keys; then the numbers of warps per
- * block, and of blocks per multiprocessor. */
+/* Tile sizes for head sizes up to D: MT blocks of 16 rows per warp, BN keys per tile, warps per block, blocks per
+ * multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -53,8 +53,8 @@ template <int D, bool SCORE_MODS> struct shared {
 /* P is stored as 2^P_BITS times the probability, and l is the sum of this P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns the maximum m of a row rounded to a multiple of 1/16 (above 2^18, of a larger number). Adding P_BITS = 15 to
- * a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
+/* Returns the maximum m of a row rounded to a multiple of 1/16 (above 2^18, to a multiple of a larger number). Adding
+ * P_BITS = 15 to a rounded maximum is then exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -104,7 +104,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
         /* m is the maximum in base 2. The factor c converts scores to base 2; with options it is 1, because in_base_2()
          * has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
@@ -234,7 +234,8 @@ again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* this factor, times the unit of K's tile (2^-exponent), converts a score in S to base 2 */
+                /* This factor converts a score in S to base 2, if it is multiplied by the unit of K's tile
+                 * (2^-exponent). */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
@@ -328,8 +329,8 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. Which tile the block has is computed again, and not kept in registers through the
-     * loop. */
+    /* out = O / l, lse = m + ln l. First find again which tile the block has, because the loop leaves no registers to
+     * keep it. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
@@ -346,8 +347,7 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* NaN as l tells later code that tensor cores have not computed the row, so that it computes all rows one by
-         * one */
+        /* a sum l of NaN makes the code below compute all rows one by one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);

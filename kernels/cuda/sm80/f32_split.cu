@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* the grid may have more tiles than the sequence: this tile lies behind the sequence's end */
+    /* A packed problem's grid may have more tiles than the sequence has rows; nothing to do for a tile behind the
+     * sequence's end. */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
@@ -92,7 +93,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* a call has either only packed tensors or only tensors that are not packed */
+    /* the tensors of a call are either all packed or all not packed, so the first one decides */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

@@ -29,7 +29,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
      * exponent of float8 has bias 7, and that of float16 has bias 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
-        return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
+        return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* times 2^8 */) | (nan - (nan >> 15));
     };
     low = one(__byte_perm(bytes, 0, 0x1404));
     high = one(__byte_perm(bytes, 0, 0x3424));
@@ -55,9 +55,9 @@ DEVICE int permuted_word(int w)
     return w % 2 * 4 + w / 2;
 }
 
-/* Does what scores() of scores.cuh does, for float8 keys and one block of 16 rows. rows_of_a(fragment, kk) loads Q, in
- * the order of permuted_word(), for channels from 16 kk on. rows_of_b(bytes, nt, kk) loads K for channels from 32 kk
- * on. */
+/* Computes S += Q K^T for float8 keys and one block of 16 rows (scores() of scores.cuh is for 16-bit keys).
+ * rows_of_a(fragment, kk) loads Q, in the order of permuted_word(), for channels from 16 kk on. rows_of_b(bytes, nt,
+ * kk) loads K for channels from 32 kk on. */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -82,9 +82,9 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Does what accumulate() of scores.cuh does, for float8 values and one block of 16 rows. It multiplies in float16,
- * whose range suffices because P is at most 1. columns_of_b(bytes, u, kk) loads channels 32 u .. 32 u + 31 of keys 16
- * kk .. 16 kk + 15. */
+/* Computes O += P V for float8 values and one block of 16 rows (accumulate() of scores.cuh is for 16-bit values). The
+ * function multiplies in float16, whose range suffices because P is at most 1. columns_of_b(bytes, u, kk) loads
+ * channels 32 u .. 32 u + 31 of keys 16 kk .. 16 kk + 15. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -109,8 +109,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* As accumulate_float8(), but for the transposed output O^T of at most 8 rows. Sums number 2 u have the even channels
- * from 32 u on, and sums number 2 u + 1 the odd channels. */
+/* Computes the transposed output O^T += V^T P^T for float8 values and at most 8 rows. Sums number 2 u have the even
+ * channels from 32 u on, and sums number 2 u + 1 the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as the block knows which rows it has, and the last tile of keys as soon as its number is
-     * known. */
+    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known,
+     * so that the copies run while the rest is computed. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
+    head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */
@@ -154,8 +154,8 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. Which tile the block has is computed again, because registers are scarce in the
-     * loop. */
+    /* out = O / l, lse = m + ln l. First find again which tile the block has, because registers are too scarce in the
+     * loop to keep it. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -279,7 +279,7 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 /* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options. It
- * visits only tiles that have rows with huge scores. */
+ * visits only tiles that contain such a row. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

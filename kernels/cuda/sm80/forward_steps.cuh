@@ -17,7 +17,7 @@ struct softmax_row {
     float m, l;
 };
 
-/* Shared memory through which scores pass while options (softcap, bias, masks) are applied to them. */
+/* Shared memory for scores while options (softcap, bias, masks) are applied to them. */
 template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
@@ -68,14 +68,14 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
 
-/* Applies options to the scores of keys from j * BN on; S times `unit` is q.k. In the variant without options it only
- * sets scores outside the interval of causal and window to -inf, and only if `bounded` is true. */
+/* Applies options to the scores of keys from j * BN on; S times `unit` is q.k. In the variant without options the
+ * function only sets scores outside the interval of causal and window to -inf, and only if `bounded` is true. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -126,7 +126,7 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* Adds up the parts of a row's sum, of which each of four lanes has one. */
+/* Adds up the sum l of a row. Each of the row's four lanes has a part of it. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -142,9 +142,9 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
 }
 
 /* has_parts() returns whether any of the ROWS rows from i0 on has a huge lse (is_parted_by_tiles()). store_parts()
- * stores the two parts, lse and rest, of the lse of these rows. Where tensor cores cannot compute a row, the parts
- * become NaN and are computed one by one. The whole block calls has_parts() at its beginning and store_parts() at its
- * end. */
+ * stores the two parts, lse and rest, of the lse of these rows. If tensor cores cannot compute a row, its two parts
+ * become NaN, and a later kernel computes the row alone. The whole block calls has_parts() at its beginning and
+ * store_parts() at its end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -163,7 +163,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* after this barrier a lane may read rows that other lanes of the warp wrote */
+    __syncwarp(); /* after this barrier a lane may read rows that other lanes of its warp have written */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;

@@ -1,5 +1,5 @@
-/* observe.cu: what the queries look at (attention.h, attn_observe), on tensor cores by mma.sync, for any GPU from
- * compute capability 8.0 on.
+/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), on tensor cores by mma.sync,
+ * for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
@@ -31,8 +31,7 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* What the pass `finish` of an observe needs in order to read the parts of the rows (maxima and sums over some keys).
- * */
+/* What the pass `finish` of an observe reads: the maxima and sums of each row over parts of the keys. */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
@@ -41,7 +40,7 @@ struct finish_args {
     int sums;
 };
 
-/* Returns whether the kernels that work on tiles have computed this row correctly. */
+/* Returns whether tensor cores have computed this row correctly. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -144,7 +143,7 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Reserves memory for `count` elements in the workspace, and returns its address. */
+/* Reserves memory for `count` elements in the workspace, and returns its address. *used grows by the bytes. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -180,8 +179,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* part_bytes: bytes of the parts that must be cleared: if several blocks share a row, some parts may never be
-     * written */
+    /* part_bytes: how many bytes must be cleared before the launch. If several blocks share a row, some of its parts
+     * may never be written. */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -195,8 +194,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether a given lse determines all probabilities that the outputs need. If so, no pass over the rows is
- * necessary, because it would only compute lse. */
+/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. Then no pass over the
+ * rows is necessary, because the pass would only compute lse. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&

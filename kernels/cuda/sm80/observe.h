@@ -1,12 +1,12 @@
-/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. For Hopper
- * GPUs, two of these passes have kernels of their own (sm90/observe/). */
+/* observe.h: the passes of an observe (the operation that reports which keys the queries attend to) on tensor cores.
+ * observe.cu launches them. For Hopper GPUs, two of these passes have kernels of their own (sm90/observe/). */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. The sums of a row are made chunk by chunk and added in the order of keys, so that the
- * number of thread blocks that share a row changes no bit of the sums. */
+/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys,
+ * so that the number of thread blocks that share a row changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */
@@ -36,9 +36,9 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function observe_..._pass() launches one kernel of an observe, for the tiles of share number chip->share of
- * chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
- * (observed_parts). */
+/* Each function observe_..._pass() launches one kernel of an observe. It computes the tiles of share number chip->share
+ * of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l
+ * and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,

@@ -24,7 +24,7 @@ template <int D, bool SCORE_MODS> struct shared {
      * instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* Returns the line of shared memory that has the probabilities of one of the block's queries. */
+    /* Returns the address in shared memory of the probabilities of one query of the block. */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* the block has queries [q0, q1) and keys [k0, k1), which are the keys of columns [v0, v1) of a map */
+    /* the block has queries [q0, q1) and keys [k0, k1), which are the keys of columns [v0, v1) of the map */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    /* true: some row of the warp has no probabilities, because it does not exist or tiles cannot compute it */
+    /* true: at least one row of the warp has no probabilities, because the row does not exist or tiles cannot compute
+     * it */
     bool skips = false;
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);

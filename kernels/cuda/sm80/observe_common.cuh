@@ -12,8 +12,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Returns the sums l (x) and e (y) of a part of a row, converted to a new maximum. `by`: the part's own maximum minus
- * the new maximum, in base 2. */
+/* Returns the sums l (x) and e (y) of a part of a row, converted from the part's own maximum to a new one. by: the
+ * part's own maximum minus the new one, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -45,7 +45,7 @@ DEVICE lane_row no_keys()
     return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
 }
 
-/* Merges the maxima and sums that the four lanes of a row have of their own keys into one part (observed_parts) of the
+/* The four lanes of a row have maxima and sums of their own keys. Merges them into one part (observed_parts) of the
  * row. The result is valid in the row's first lane. */
 template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
 {
@@ -65,7 +65,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 /* ---- Launching a share of the blocks ----------------------------------------------------------------------------- */
 
 /* Launches a kernel on the tiles of a grid. If several launches share the work, this launch computes share chip->share
- * of chip->shares. `blocks` blocks work on each tile. */
+ * of chip->shares. Each tile has a number of `blocks`, which divide its work. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)

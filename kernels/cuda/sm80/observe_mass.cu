@@ -1,7 +1,7 @@
-/* observe_mass.cu: an observe's pass that makes key_mass, on tensor cores. A block owns keys of one query head and
- * visits tiles of queries, in ascending order. The kernel computes S^T, whose rows are keys and whose columns are
- * queries, so that a lane adds up P of its keys in registers. The sum over a tile of queries is float32, and the sum of
- * these sums is double. */
+/* observe_mass.cu: the pass of an observe that computes key_mass (the sum of each key's probabilities), on tensor
+ * cores. A block owns keys of one query head and visits tiles of queries, in ascending order. The kernel computes S^T,
+ * whose rows are keys and whose columns are queries, so that a lane adds up P of its keys in registers. The sum over a
+ * tile of queries is float32, and the sum of these sums is double. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    /* true: some query of the tile has no probabilities, because it does not exist or tiles cannot compute it */
+    /* true: at least one query of the tile has no probabilities, because the query does not exist or tiles cannot
+     * compute it */
     bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {

@@ -15,7 +15,7 @@ template <int D, bool SCORE_MODS> struct shared {
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1 */
+     * sums l and e, relative to x; w: 1, as in observed_parts */
     float4 row[shape<D, SCORE_MODS>::BM];
 };
 
@@ -39,7 +39,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* Returns the block's first tile from number n on. If blocks share the keys, a block has every parts.blocks-th
-     * chunk of keys, from chunk `number` on. */
+    /* Returns the block's first tile from number n on. Where several blocks share the keys, this block has every
+     * parts.blocks-th chunk of keys, from chunk `number` on. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {

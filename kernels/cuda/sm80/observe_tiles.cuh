@@ -65,7 +65,7 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Reads the block's own rows from shared memory into registers, in the form of an operand of mma.sync. */
+/* Loads the block's own rows from shared memory into registers, as operand A of mma.sync. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;
@@ -75,8 +75,9 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S is the scores of the tile, and
- * `after` the number of the next tile. load(to, tile) begins to copy a tile; arrive() is the barrier of the block. */
+/* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S has the scores of the tile,
+ * `after` is the number of the next tile, and `stage` that of the tile's buffer. load(to, tile) begins to copy a tile;
+ * arrive() waits for the copy and is a barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -87,7 +88,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     for (int stage = 0; tile < end; stage ^= 1) {
         const int after = next(tile);
         cp_async_wait<0>();
-        arrive(); /* after this call the tile has arrived, and no thread reads the previous tile */
+        arrive(); /* after this call the tile has arrived for all threads, and no thread reads the previous tile */
         if (after < end) load(tiles[stage ^ 1], after);
         cp_async_commit();
         float S[Shape::MT][Shape::BN / 8][4] = {};
@@ -106,7 +107,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* Returns the score of a pair, not converted to base 2; -inf where the query does not see the key. */
+/* Returns the score of a pair before the conversion to base 2; -inf where the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;
@@ -115,8 +116,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies options to S; without options, only hides what causal, window and lengths hide. The block's own rows must be
- * queries, from q0 on. */
+/* Applies options to the scores S. Without options it only sets scores to -inf that causal, window and lengths hide.
+ * The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)

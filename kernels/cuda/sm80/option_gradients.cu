@@ -47,21 +47,21 @@ enum {
     LINE = BLOCK + 2
 };
 
-/* What one launch computes. */
+/* The work of one launch: the pairs that its blocks visit, and where it writes sums. */
 struct work {
     saved s;
-    attn_view to; /* where the launch writes: dbias, or the workspace, which gets the sums of each block */
+    attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets those of each block */
     /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
     int64_t part_elements;
-    int batches, heads;     /* number of batch rows, and of heads, over which an element of dbias is a sum */
+    int batches, heads;     /* how many batch rows, and how many heads, an element of dbias is a sum over */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
-    int parts;              /* number of blocks that share the terms of an element of dbias */
+    int parts;              /* number of blocks that share the terms of each element of dbias */
     /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;      /* true: out and lse come from the client, false: they are recomputed */
-    /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are aligned, so that one instruction can read
-     * or write both */
+    bool given;      /* true: the client gave out and lse; false: they are recomputed */
+    /* true: elements 2 n and 2 n + 1 of each row of the bias (or of dbias) are aligned, so that one instruction can
+     * read (or write) both */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -209,7 +209,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each of the lane's queries. */
+/* Calls visit(mt, half, i) for each query i of the lane: row `half` of the two rows that the lane has of the warp's
+ * block mt. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -267,9 +268,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias, in base 2, of a block of OVER_HEADS, which adds up dZ over heads and batch rows. All of these
- * heads and batch rows have the same bias, so the block needs one tile. Rows are 136 floats apart, so that a warp's
- * accesses have no bank conflict. */
+/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. Such a block adds up dZ over heads and batch rows.
+ * All of them have the same bias, so the block needs one tile. Rows are 136 floats apart, so that a warp's accesses
+ * have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -305,7 +306,7 @@ DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int 
     });
 }
 
-/* Returns the distance i + Sk - Sq - j of the lane's query i and first key. */
+/* Returns the distance between the positions of the lane's query i and of its first key j: i + Sk - Sq - j. */
 DEVICE float first_distance(const warp_pairs &x, int i)
 {
     return (float)(i + x.x.s.Sk - x.x.s.Sq - x.j);
@@ -462,8 +463,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* P is NaN in a row whose lse is NaN. If P is NaN although lse is not, P is computed again from the rows of q
-         * and k. */
+        /* If lse is not NaN, P must not be NaN: compute such a P again from the rows of q and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -481,7 +481,8 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* copies of x.x and others for careful_block(), which takes references; `x` itself can thus stay in registers */
+    /* copies of x.x and others for careful_block(), which takes references: a reference to a member of `x` would force
+     * x out of registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -508,7 +509,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
 
 /* ---- Storing or adding up dZ ------------------------------------------------------------------------------------- */
 
-/* Writes dZ of the lane's pairs to rows of dbias, or of the sums in the workspace. */
+/* Writes dZ of the lane's pairs to rows of dbias or to the block's sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
     const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
@@ -562,8 +563,8 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* Adds up the sums of a query, of which four lanes in each of two warps have parts. Writes the query's sum of dZ times
- * distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
+/* The sums of a query are divided among four lanes of each of two warps; adds them up. Writes the query's sum of dZ
+ * times distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -709,7 +710,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Adds up, in order, the sums that parts 0 to parts - 1 have made of each element of dbias. */
+/* Several blocks (parts) have made sums of each element of dbias. Adds up the sums of parts 0 to parts - 1, in
+ * order. */
 __global__ void __launch_bounds__(256)
     add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
 {
@@ -757,7 +759,7 @@ division division_of(const attn_plan *plan)
     return x;
 }
 
-/* Returns whether two neighbouring elements of a row can be read or written by one instruction. */
+/* Returns whether elements 2 n and 2 n + 1 of each row are aligned, so that one instruction can read or write both. */
 bool in_pairs(const attn_view &view, int64_t Sk)
 {
     const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;

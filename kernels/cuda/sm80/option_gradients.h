@@ -8,8 +8,8 @@
 /* Returns the bytes of workspace that option_gradients() needs. */
 size_t option_gradient_bytes(const attn_plan *plan);
 
-/* Computes dbias, dalibi_slopes and dsinks, where the problem requests them. `s` has lse, rest and delta of all rows,
- * and the given or recomputed out. */
+/* Computes those of dbias, dalibi_slopes and dsinks that the problem requests. `s` has lse, rest and delta of all rows,
+ * and out, which is given or recomputed. */
 cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                              const saved &s, float *workspace);
 

@@ -43,7 +43,7 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most the newest N groups of this thread's copies have not arrived yet. */
+/* Waits until at most N groups of this thread's copies have not arrived yet; these are the newest ones. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -186,8 +186,8 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
 
-/* Says that this block allows the stream's next kernel to start. When every block has said so, the GPU prepares that
- * kernel, if it was launched as a programmatic dependent. */
+/* Allows the stream's next kernel to start, as far as this block is concerned. When every block has called this, the
+ * GPU starts that kernel, if it was launched as a programmatic dependent launch. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-/* recompute.h: the forward that a backward runs first where out and lse are not given. */
+/* recompute.h: the forward that a backward runs first if the client has not given out and lse. */
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* The forward that a backward runs first, if out and lse are not given: its problem, made from the backward's tensors,
- * and its plan. Do not copy this struct: `plan` has pointers to `problem`. */
+/* The forward that a backward runs first if the client has not given out and lse: its problem, made from the backward's
+ * tensors, and its plan. Do not copy this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
@@ -22,8 +22,7 @@ static inline bool parts_by_tiles(const attn_plan *plan)
     return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
-/* recomputed_out_bytes() and recomputed_lse_bytes() return the bytes that out and lse take where a backward recomputes
- * them. */
+/* The sizes in bytes of the out and the lse that a backward recomputes. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);

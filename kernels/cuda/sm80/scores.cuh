@@ -114,8 +114,8 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Hides keys (sets their scores to -inf) by causal, window and lengths, where the rows of S are queries: `i` is this
- * lane's upper row, `key` its first column. */
+/* Sets the scores to -inf that causal, window and lengths hide. The rows of S are queries: `i` is the query of this
+ * lane's upper row, `key` the key of its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -123,9 +123,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. Query i sees keys [i +
- * lo, i + hi) of struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's
- * upper row, `i` its first column. */
+/* Sets the scores to -inf that causal and window hide. The rows of S are keys. Query i sees keys [i + lo, i + hi) of
+ * struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's upper row, `i` its
+ * first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -181,7 +181,7 @@ DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, 
 
 /* ---- Online softmax ---------------------------------------------------------------------------------------------- */
 
-/* Returns the largest score of a row, of which each of four lanes has a part. */
+/* Returns the largest score of a row. Each of the row's four lanes has some of the scores. */
 template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
 {
     float top = -CUDART_INF_F;
@@ -220,7 +220,7 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 
 /* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
  * to 0. draw(row, block) returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT such results.
- * Call it after the row's sum, because dropout does not enter lse. */
+ * Call this function after the row's sum was computed, because dropout does not change lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1

@@ -12,7 +12,8 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-/* number of tiles that have a bit in the list of visible tiles; tiles with higher numbers always count as visible */
+/* number of tiles that have a bit in the list of visible tiles; tiles with higher numbers have no bit and count as
+ * visible */
 enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
@@ -40,10 +41,10 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
  * search stops as soon as it has found a row of the mask that keeps a key: in most tiles the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded at the same time */
+    enum { TOGETHER = 8 }; /* number of rows of the mask that are loaded together, to hide latency */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
-    /* keep_mask has no column for keys before `from` (keep_mask_at_end): they are visible */
+    /* keys before `from` have no column in keep_mask (keep_mask_at_end), so they are visible */
     if (j0 < from) return true;
     const uint8_t *row = (const uint8_t *)keep.data + attn_at(&keep, x.b, x.h, i0) + j0 - from + threadIdx.x % 32;
     for (int left = i1 - i0, rows = 1; left > 0; row += rows * keep.row, left -= rows, rows = TOGETHER) {
@@ -62,8 +63,8 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Sets the bits of those tiles first to last - 1 of sequence b that have a visible pair; place(n) returns tile n. All
- * threads of the block call it. */
+/* Sets, in the list, the bit of each tile with a visible pair, for tiles first to last - 1 of sequence b; place(n)
+ * returns tile n. All threads of the block call it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {

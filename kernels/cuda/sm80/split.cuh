@@ -52,7 +52,7 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the largest absolute value in the tile */
+    float top;  /* the largest magnitude of a number in the tile */
     float norm; /* the largest Euclidean norm of the tile's rows, multiplied by 2^exponent */
 };
 
@@ -87,7 +87,7 @@ static inline size_t split_align(size_t bytes)
 }
 
 /* Lays out the planes (float16 parts hi and lo) of tensor `id` of a problem at `memory`, and sets *bytes to their size.
- * With `memory` NULL the call only computes *bytes. */
+ * If `memory` is NULL, the function only computes *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -172,8 +172,8 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Hides the value of x from the compiler, which would otherwise compute values from x before the loop and keep them all
- * in registers, of which there are few. */
+/* Hides the value of x from the compiler. Otherwise the compiler would compute values from x before the loop and keep
+ * them all in registers, which are scarce. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));

@@ -18,7 +18,7 @@ template <int D> DEVICE int at(int r, int c)
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* Converts a float8 to T without rounding. */
+/* Converts a float8_e4m3 number to T without rounding. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -58,7 +58,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     const char *data;
     const attn_view *view;
     int row_bytes; /* number of bytes from one row to the next; set only if rows can be copied 16 bytes at a time */
-    int rows;      /* number of rows of the sequence; rows of a tile behind the sequence become zeros */
+    int rows;      /* number of rows of the sequence; zeros are stored in place of later rows */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
@@ -105,8 +105,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. With PAGED, K and V are in pages, and the loader looks up the place of each row in
- * page_table. */
+/* A loader for K or V. With PAGED, K and V are in pages, and the loader looks up the page of each row in page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -122,8 +121,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* page_table of this sequence; where a tile lies in one page, `table` moves on to the entry of the next tile's
-     * page */
+    /* this sequence's entries of page_table; where a tile lies in one page, `table` moves on to the entry of the next
+     * tile's page */
     const int32_t *table;
     /* address, in page 0, of this thread's piece of 16 bytes in slot (row of a page) threadIdx.x / PIECES */
     const char *data;
@@ -178,7 +177,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's last row */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's end */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -213,7 +212,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                /* page_table has no entry for rows past the sequence's last row */
+                /* rows past the sequence's last row have no entry in page_table, so they must not be looked up */
                 const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
@@ -231,15 +230,14 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* for bfloat16 */
+template <typename T> constexpr int exponent_mask = 0x7f80; /* the exponent's bits in a bfloat16 number */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal, window and length as 32-bit limits: query i of the sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1.
- * */
+/* Causal, window and length as 32-bit limits: query i of a sequence sees keys max(0, i + lo) to min(Sk, i + hi) - 1. */
 struct limits {
     int lo, hi, Sk;
 };
@@ -247,14 +245,15 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* `far` makes windows fit in 32 bits; it changes no result, because lengths are below 2^31 */
+                  /* clamping a window to `far` makes it fit in 32 bits; it changes no result, because lengths are below
+                   * 2^31 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x so that the compiler knows nothing of the result. The compiler must keep the result in a register, and
- * cannot use what it has computed from x before. */
+/* Returns x, but the compiler does not know that the result equals x. Therefore it computes values from the result
+ * again, and does not keep what it has computed from x before in registers. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -332,9 +331,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* The functions below whose names end in _of load an operand from a tile at an address that the lane has computed
- * before: `down` is lane_down(), `across` is lane_across(). If `down` or `across` includes the start of shared memory,
- * `tile` is an offset from that start. */
+/* The functions below whose names end in _of load an operand from a tile. The lane has computed the address before:
+ * `down` is lane_down(), `across` is lane_across(). If `down` or `across` includes the start of shared memory, `tile`
+ * is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -418,15 +417,15 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
-/* Returns whether rows of `width` elements, from line `line` of the tensor on, can be written 16 bytes at a time. */
+/* Returns whether rows of `width` elements of the tensor, from row `line` on, can be written 16 bytes at a time. */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
     return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, on their way to global memory. They
- * are stored as T if the result is written 16 bytes at a time, otherwise as floats. */
+/* Stores elements d and d + 1 (d is even) of row r of a result in shared memory, from where rows go to global memory.
+ * They are stored as T if rows are written 16 bytes at a time, otherwise as floats. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);

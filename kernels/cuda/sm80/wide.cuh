@@ -33,15 +33,16 @@ DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uin
     else scores<T, CHUNK / 2>(S, rows_of_a, rows_of_b);
 }
 
-/* Writes a block's COLUMNS columns of a result, from column0 on, to lines from `line` on; `width` of the columns exist.
- * A warp stages and writes its own `count` rows. `staged` has COLUMNS / 2 floats for each row of the block. */
+/* Writes a block's COLUMNS columns of a result, from column0 on, to rows of the tensor from `line` on; only `width` of
+ * the columns exist. A warp stages and writes its own `count` rows. `staged` has COLUMNS / 2 floats for each row of the
+ * block. */
 template <typename T, int MT, int DT>
 DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t line, int count, int column0,
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* All warps store their columns in one form, as T or as float. With two forms a warp could overwrite rows that
-     * another warp has stored. */
+    /* All warps of the block must store their columns in one form, as T or as float: with two forms a warp could
+     * overwrite rows that another warp has stored. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -50,10 +50,10 @@ struct parked {
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* h: head of the tile that the block visits now; for dk and dv, the block visits the heads of the group one after
-     * the other */
+    /* h: the query head of the tile that the block visits; blocks of dk and dv visit the query heads of their key/value
+     * head one after the other */
     int b, h, hk;
-    int row0; /* the block's first row, counted inside the sequence */
+    int row0; /* the block's first row, counted from the start of the sequence */
     int rows; /* number of rows of the gradient to write */
     int column0;
     /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
@@ -112,8 +112,7 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* tile_row() returns the first row of the tile that the block visits in round n; head_of_round() returns that tile's
- * query head. */
+/* Return the tile that the block visits in round n: tile_row() its first row, head_of_round() its query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -387,8 +386,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
- * cuda_args.rows_found */
+/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
+ * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -443,8 +442,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. In the workspace, the marks of rows for a later launch follow the part of
- * begin_backward(). */
+/* Launches the kernels of one backward. In the workspace, marks of rows for a later launch lie behind the memory that
+ * begin_backward() uses. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -461,7 +460,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* without marks, no later launch would compute a huge lse, so simple_delta() must compute it now */
+        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
+         * at once */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -103,8 +103,7 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* Divides the sums O by l. Returns false where some row of this thread has a result that tensor cores cannot compute
- * correctly. */
+/* Divides the sums O by l. Returns false if tensor cores cannot compute the result of some row of this thread. */
 template <class X, int DT>
 DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
 {
@@ -177,7 +176,7 @@ again:
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* number (0 or 1) of the buffer of shared memory (stage) that is read next */
+    int at = 0; /* number (0 or 1) of the buffer of shared memory that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
@@ -192,7 +191,7 @@ again:
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* after this barrier scores may overwrite the last chunk, because no thread reads it */
+        /* after this barrier scores may overwrite the chunk that was multiplied last, because no thread reads it */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
@@ -227,8 +226,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
- * cuda_args.rows_found */
+/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
+ * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

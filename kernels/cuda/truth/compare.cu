@@ -9,7 +9,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the result that is compared, with its strides */
+    attn_view view; /* the result whose distance from the float64 result is measured, with its strides */
     const double *truth;
     int64_t rows, columns;
     bool keys;
@@ -25,14 +25,14 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Sets *to to the larger of *to and x. Neither number is negative. Doubles that are not negative compare like their
- * bits as integers, so the integer atomicMax() works. */
+/* Raises the number *to to x, if x is larger. Neither number is negative. Doubles that are not negative compare like
+ * their bits as integers, so the integer atomicMax() works. */
 DEVICE void raise(double *to, double x)
 {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(x));
 }
 
-/* Compares a result with the truth (float64). A warp compares one row at a time. */
+/* Compares a result with the float64 result that truth.cu computed. A warp compares one row at a time. */
 __global__ void __launch_bounds__(COMPARE_THREADS) compare(const __grid_constant__ compared c)
 {
     const int lane = threadIdx.x % 32, warps = COMPARE_THREADS / 32;

@@ -1,4 +1,4 @@
-/* rows.cuh: the arguments of truth.cu's kernels, and the numbers by which they find rows of tensors. */
+/* rows.cuh: the arguments of the kernels of truth.cu (attention in float64), and how they find rows of tensors. */
 #ifndef ATTN_TRUTH_ROWS_CUH
 #define ATTN_TRUTH_ROWS_CUH
 
@@ -23,8 +23,8 @@ struct row_sum {
     double top, rest, delta, only;
 };
 
-/* A tensor after widen(), which copies it: rows of `width` floats, a multiple of CHUNK, with zeros behind the tensor's
- * columns. */
+/* A copy of a tensor in float32, which widen() has made: rows of `width` floats. `width` is a multiple of CHUNK; the
+ * columns behind the tensor's own are zeros. */
 struct dense {
     float *data;
     uint8_t *strange; /* for each row one byte: 1 if the row has a NaN or an infinity */
@@ -35,12 +35,12 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* where the results are written; NULL: the result is not wanted. A backward always has out, because delta needs it
-     * */
+    /* addresses to which results are written; NULL: the result is not wanted. A backward always has `out`, because
+     * delta is computed from it */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* true: the problem has other options than scale, causal, window and lengths */
+    bool options; /* true: the problem has options other than scale, causal, window and lengths */
     int64_t first_block;
 };
 
@@ -62,8 +62,8 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The place of a row, given its index as in first_row(). `line` is the row's number in the tensor. Where sequences are
- * packed, `line` counts from the start of the tensor, and b is 0. */
+/* Where a row of the problem is, computed from its index (see first_row()). `line` is the row's number in the tensor.
+ * Where sequences are packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -11,18 +11,18 @@ namespace {
 
 /* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    /* slope: the derivative of the score; a negative slope says that dropout drops the pair */
+    /* slope: the derivative of the score; it is negative where dropout drops the pair */
     double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only problems with options (softcap, bias, masks, ...) use this memory */
+    exchange warp[WARPS]; /* only for problems with options (softcap, bias, masks, ...) */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
 
-/* The numbers that a lane has of a warp's 16 rows and a tile's columns: x[n][2 r + e] is in row lane / 4 + 8 r and in
+/* The numbers of a warp's 16 rows and a tile's columns that one lane has: x[n][2 r + e] is in row lane / 4 + 8 r and in
  * column 8 n + 2 (lane % 4) + e. */
 typedef double fragment[N_TILES][4];
 
@@ -178,15 +178,15 @@ struct online_row {
     int seen;
 };
 
-/* Returns the state of a row before its first tile. If the row has a sink, only one of the row's four lanes counts the
- * sink. */
+/* Returns the state of a row before its first tile. The four lanes of a row add up their sums at the end, so only one
+ * of them counts the sink. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Turns scores z into exp(z - m), where the maximum m may grow. Returns the factor by which earlier sums must be
- * multiplied. */
+/* Turns scores z into exp(z - m), after raising the maximum m to the largest of them. Returns the factor by which
+ * earlier sums must be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -33,7 +33,7 @@ namespace {
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
-/* Converts a tensor to float32 without gaps. A warp copies one row at a time. */
+/* Converts a tensor to a dense float32 tensor. A warp copies one row at a time. */
 __global__ void __launch_bounds__(SMALL_BLOCK)
     widen(const __grid_constant__ truth_args t, attn_tensor_id id, bool keys, int64_t rows, int64_t D, dense to)
 {
@@ -88,8 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head in a pass; in packed problems, that of all sequences together. Each tile
- * has one block for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head in a pass; in packed problems, the tiles of all sequences are counted
+ * together. Each tile has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -144,8 +144,8 @@ struct block_work {
     int row, rows, columns;
     int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
     int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
-    /* members: number of query heads that the block visits; part: which WIDTH columns of the result the block computes
-     * */
+    /* members: number of query heads that the block visits; part: number of the group of WIDTH columns of the result
+     * that the block computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
@@ -174,7 +174,8 @@ template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of the sequence's column 0, counted over the rows of all heads. */
+/* Returns the index of column 0 of the sequence (a key, or in DK and DV a query), counted over the rows of all
+ * heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -283,7 +284,8 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Returns the factor of dropout for a pair: element e of block n of the lane's fragment. */
+/* Returns the factor of dropout for a pair: 0 if dropout drops it. The pair is element e of block n of the lane's
+ * fragment. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
@@ -405,9 +407,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
-/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
- * of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1 if its score equals lse
- * but for rounding. */
+/* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
+ * cpu/reference.c. An lse of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1
+ * if its score equals lse but for rounding. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -477,8 +479,8 @@ struct layout {
     bool overflows;
 };
 
-/* Reserves memory for `count` elements in the workspace. Addresses are relative to `base`, which is NULL where only
- * sizes are wanted. */
+/* Reserves `count` elements in the workspace and sets `to` to their address, counted from `base`. base is NULL where
+ * only the size of the workspace is wanted. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -540,7 +542,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to float32 without gaps, and sets results that no pass writes to zero or -inf. */
+/* Converts the inputs to dense float32 tensors, and sets results that no pass writes to zero or -inf. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

@@ -5,14 +5,15 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* Implements attn_truth_need(). Returns false if the problem's sizes overflow. */
+/* Computes the memory and time that float64 results of the problem need, for attn_truth_need(). Returns false if the
+ * problem's sizes overflow. */
 bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
 
-/* Implements attn_truth_some(): queues the steps that chip->steps selects. */
+/* Queues the steps of computing float64 results that chip->steps selects, for attn_truth_some(). */
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 
-/* Implements attn_truth_compare(). The function is in compare.cu. */
+/* Measures how far results are from float64 results, for attn_truth_compare(). The function is in compare.cu. */
 cudaError_t cuda_truth_compare(cudaStream_t stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances);
 

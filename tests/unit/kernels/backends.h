@@ -1,11 +1,11 @@
-/* backends.h: what the backends_*.c files of test_backends share: the backend under test, the share of problems that
+/* backends.h: what the backends_*.c files of test_backends have in common: the backend under test, which problems
  * this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
 #include "../testing.h"
 
-/* ---- The run (test_backends.c) ----------------------------------------------------------------------------------- */
+/* ---- The backend under test, and which problems this process tests (test_backends.c) ----------------------------- */
 
 extern struct bench bench;
 extern const char *backend; /* name of the backend under test */
@@ -20,13 +20,13 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* whether ATTN_BRIEF is set, which leaves out slow tests (test_backends.c) */
-/* Returns whether this process tests the next problem of a list (ATTN_PART divides the tests among processes). A
- * process does not simply get every second problem, because lists alternate forward and backward, which do not take
- * equally long. */
+bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left out (see test_backends.c) */
+/* Returns whether this process tests the next problem of a list, because ATTN_PART divides the problems among
+ * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
+ * take equally long. */
 bool is_ours(void);
-/* Returns whether the backend under test and the reference agree on the problem. Returns true for a problem that
- * another process tests, or for which the backend has no kernel. */
+/* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test
+ * if another process tests the problem, or if the backend has no kernel for it. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -38,7 +38,7 @@ bool agrees(const struct spec *s);
         }                                              \
     } while (0)
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- Making problems: names for shapes, random problems ---------------------------------------------------------- */
 
 #define BACK           .op = ATTN_OP_BACKWARD
 #define F16            .dtype = ATTN_F16, .out_dtype = ATTN_F16
@@ -52,24 +52,24 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
- * length up to Sk. */
+/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
+ * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
  * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Runs a list of problems, forward and backward. Returns how many problems disagree with the reference. */
+/* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
 /* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
  * equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
-/* Compares the problems draw(first) to draw(first + count - 1) with the reference. */
+/* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of problem `part` has the same bits as the elements of `whole` from number `first` on. The
- * first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
+ * on. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
-/* ---- Tests ------------------------------------------------------------------------------------------------------- */
+/* ---- The tests, by the file that has them ------------------------------------------------------------------------ */
 
 /* backends_edges.c */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);
@@ -82,6 +82,8 @@ void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
 /* backends_wide.c */
 void test_wide_heads_agree_with_the_reference(void **state);
+void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state);
+void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state);
 void test_random_wide_heads_agree_with_the_reference(void **state);
 void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state);
 void test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);

@@ -8,11 +8,11 @@
 
 #include "backends.h"
 
-/* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
+/* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Tests lengths and row counts on both sides of every limit. Backends split the keys at multiples of 128 to 2048 keys.
- * Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all heads that share a key/value
- * head count as rows. */
+/* Tests lengths and row counts just below and above every limit of the kernels. Backends split the keys at multiples
+ * of 128 to 2048 keys. Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all
+ * heads that share a key/value head count as rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -60,7 +60,7 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    /* some sequences have few rows and others many, because kernels treat few and many rows differently */
+    /* some sequences have few rows and others many, because kernels compute few and many rows differently */
     for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
@@ -153,7 +153,8 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages must give the same bits as contiguous keys and values if the same kernel computes both. */
+/* Keys and values that lie in pages must give the same bits as contiguous keys and values, if one kernel computes
+ * both problems. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -183,8 +184,7 @@ void test_pages_do_not_change_a_bit(void **state)
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns how many boxes (pieces of a tensor) the copy engine (TMA) loaded, or 0 if not on the
- * emulator. */
+/* Runs the problem. Returns how many boxes (pieces of a tensor) TMA loaded; 0: this is not the emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -192,8 +192,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. In the table,
- * `by_engine` says whether TMA can load the keys of the problem. */
+/* Keys that TMA loads must give the same bits as keys that threads load. In the table, `by_engine` says whether TMA
+ * can load the keys of the problem. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -287,9 +287,9 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
- * the scale by 2^-unit, which must not change out. One channel has keys of zero and very large queries. A conversion of
- * all channels by one factor would lose the other channels in float16. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit
+ * and the scale by 2^-unit, which must not change `out`. In one channel all keys are zero and the queries are very
+ * large: a kernel that converts all channels by one factor loses the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -393,8 +393,7 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* if the device has its own memory, k and v get separate copies on the device, although they share host
-         * memory */
+        /* a device with its own memory gets k and v as separate copies, although they share host memory */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -412,8 +411,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference for row counts and lengths on both sides of a kernel's tile and split
- * sizes, with one split and several, with pages and without. */
+/* Latent attention must agree with the reference backend for row counts and lengths just below and above a kernel's
+ * tile and split sizes, with one split of the keys and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -460,7 +459,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, check that it was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, that family must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -475,7 +474,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
 }
 
 /* Latent attention must have the same bits in a large batch and alone, with pages and without, although a kernel may
- * distribute the work differently among thread blocks. */
+ * divide the work differently among thread blocks. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
@@ -506,7 +505,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages may begin at any slot of a pool, as in a server that hands out memory in small pieces: the stride of the page
+/* Pages may begin at any key of a pool, as in a server that hands out memory in small pieces: the stride of the page
  * axis is then less than a page. In this test pages overlap, and batch rows share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
@@ -527,7 +526,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
-        /* all rows share their first SHARED pages; the other pages of a row begin at any slot, so that pages overlap */
+        /* all rows share their first SHARED pages; the other pages of a row begin at any key of the pool, so that
+         * pages overlap */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
                        (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
@@ -610,7 +610,8 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        if (n % 2) { /* puts NaN into a key or a value of a page that most rows share, and into a query of one row */
+        /* puts NaN into one page that most rows share (into a key or a value), and into a query of one row */
+        if (n % 2) {
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));
             tensor_set(t, (page * s->page_size + 2) * s->Hk * s->D + 5, NAN);

@@ -1,5 +1,5 @@
-/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a grid
- * of sizes and options, and random problems. Each problem is compared with the reference. */
+/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a
+ * grid of sizes and options, and random problems. Each problem is compared with the reference backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -333,7 +333,8 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* Problems with huge scores and values. They run forward only, because gradients would overflow their dtype. */
+/* Problems with huge scores and values. They run forward only, because their gradients would be beyond the range of
+ * their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* With scores of about 1e9, a product of a score and a factor may be rounded, or stay exact inside a fused
@@ -531,8 +532,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly, so
- * it must not be the kernel for a problem with lengths (packed or padded sequences). The test skips the backend
+/* A backend lists several kernels for each operation. The last kernel of a list computes every problem, but slowly,
+ * so another kernel must compute the problems with lengths (packed or padded sequences). The test skips the backend
  * "paper", which has only one kernel. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
@@ -644,8 +645,8 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages of `page_size` slots. Sk becomes a multiple of the page size, and batch rows have any
- * length up to Sk. */
+/* Puts keys and values in pages of a pool. A page has room for `page_size` keys. Sk becomes a multiple of the page
+ * size, and batch rows have any length up to Sk. */
 void give_pages(struct spec *s, int64_t page_size)
 {
     s->page_size = (int)page_size;
@@ -661,8 +662,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* The seed is multiplied by an odd constant. With the constant that rng_next() adds at each step, neighbouring
-     * seeds would share random numbers. */
+    /* The seed is multiplied by an odd constant. It must not be the constant that rng_next() adds for each number,
+     * because neighbouring seeds would then have some random numbers in common. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

@@ -18,12 +18,12 @@ enum { PARTS = ATTN_MERGE_PARTS };
 struct shape {
     int64_t B, Sq, H, Dv;
     int parts;
-    bool packed, bhsd; /* bhsd: in the out tensors of the parts, the axis of heads comes before that of rows */
+    bool packed, bhsd; /* bhsd: `out` of each part has the axis of heads before the axis of queries */
     attn_dtype dtype, out_dtype;
 };
 
-/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of
- * these data in the device's memory. */
+/* The results that a merge joins (each over a part of the keys), and the joined result, in host memory; and tensors
+ * for the same data in the device's memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
@@ -48,8 +48,8 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part of the keys. lse_at() returns the offset
- * in the lse tensor. */
+/* Returns the offset of row n = (b Sq + i) H + h in the `out` tensor of a part of the keys. lse_at() returns the
+ * offset in the `lse` tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -175,16 +175,16 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
-        /* an empty part (lse is -inf): the out of this part is not read, even if it is NaN */
+        /* part 0 is empty (its lse is -inf), so its `out` is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* if only one part is not empty, the merged result equals that part */
+        /* part 1 is empty (its lse is -inf), so the merged result equals part 0 */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },      /* a NaN in the lse of part 0 */
         { 0, 1, NAN, 1, NAN, NAN },      /* a NaN in the lse of part 1 */
         { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
         /* an infinite lse makes the result undefined even if the other part is empty */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
-        { 0, 1, -200, NAN, 0, NAN },  /* a NaN in out of a part counts, however small the weight of the part is */
+        { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
         { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
@@ -201,7 +201,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        /* if only one part is not empty, the result must be exact */
+        /* if one of the two parts is empty, the result must be exact */
         const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
@@ -267,15 +267,15 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* a merge (results over parts of the keys are joined) that writes only lse and no out */
+    /* a merge (results over parts of the keys are joined) that writes only `lse`, not `out` */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* A merge (results over parts of the keys are joined) must give the same bits whether out and dout are bhsd by their
- * strides or by the member `layout`. */
+/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
+ * say that out and dout are bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -316,7 +316,7 @@ struct gradients {
     float douts[GP][GOUT], dlses[GP][GROWS], dsinks[GH], out[GOUT], lse[GROWS];
 };
 
-/* Returns the loss in float64. The number `by` is added to the input to which `changed` points. */
+/* Returns the loss in float64, after `by` is added to the input to which `changed` points. */
 static double loss(const struct gradients *g, const float *changed, double by)
 {
 #define AT(x) ((double)(x) + (&(x) == changed ? by : 0))
@@ -372,7 +372,8 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    memset(g, 0x7f, sizeof *g); /* a pattern by which the test finds results that the merge does not write */
+    /* fills everything with a pattern, which shows later whether the merge has written its results */
+    memset(g, 0x7f, sizeof *g);
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
 }

@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* The result of comparing gradients (dq, dk and dv) in float32 with the same gradients in the inputs' 16-bit dtype: how
- * many float32 numbers do not round to the 16-bit numbers, how many need more than 16 bits, and the sum of squared
- * errors of either dtype. */
+/* Compares gradients (dq, dk and dv) in float32 with the same gradients in the inputs' 16-bit dtype: how many
+ * float32 numbers do not round to the 16-bit numbers, how many are not 0, how many need more than 16 bits, and the
+ * sums of squared errors in float32 and in 16 bits. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may be
- * summed in any order, because the bits of dq then vary. */
+/* Returns whether the problem's gradients in float32 round to its gradients in 16 bits, as they must. They need not
+ * if dq may be summed in any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -98,8 +98,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin the next work of a thread block (the queries of a head) before the present work ends. The problems
- * of this test have work without queries and work that sees no keys, and more work than a device runs at the same
+/* A thread block may begin its next piece of work (the queries of a head) before the present one ends. The problems
+ * of this test have pieces without queries, pieces that see no keys, and more pieces than a device runs at the same
  * time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
@@ -115,7 +115,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: added to Sk for this head size; with 1024 keys or more, another kernel computes heads of D 128 */
+        /* more_keys: added to the problem's Sk for this head size; at 1024 keys the kernel for heads of 128 numbers
+         * changes */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -128,7 +129,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* a case with over 200 more queries than keys keeps the difference: Sq grows by as much as Sk */
+            /* Sk has grown; where a problem has over 200 more queries than keys, Sq grows equally, so that this
+             * difference stays */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -136,9 +138,9 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 may compute scores in another way if lse is not wanted. The problems of this test do not want lse,
- * and run at three head sizes each. Problems with NaN also run with lse, because rows that see a NaN are computed by
- * code that needs lse. */
+/* Kernels for float8 may compute scores in another way if lse is not wanted. The problems of this test do not want
+ * lse, and run at three head sizes each. Problems with NaN also run with lse, because other code, which needs lse,
+ * computes the rows that see a NaN. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -199,7 +201,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* if ATTN_CUDA_FAMILY names a family of kernels, check that it was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, that family must compute the problem */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -297,8 +299,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel lists the features that it knows. A problem with a feature that no kernel lists must be computed by a kernel
- * that takes every feature. */
+/* A kernel lists the features (options and tensors) that it knows. A problem with a feature that no kernel lists
+ * must be computed by a kernel that takes every feature. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -401,7 +403,7 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
 }
 
 /* Tests all 256 codes of float8. Each code is used once as a value that is the whole result, and once as the only
- * channel of a key, which then is the score and lse. */
+ * channel of a key, so that the score and lse have its value. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -432,7 +434,7 @@ void test_every_float8_is_its_number(void **state)
 }
 
 /* A NaN in an input must reach the rows that see the NaN, and no other rows. fixture_compare() requires NaN in the
- * results exactly where the reference has NaN. */
+ * results exactly where the reference backend has NaN. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -479,7 +481,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Scores beyond float32, rows of masks, one order of sums ----------------------------------------------------- */
+/* ---- Tests of scores beyond float32, rows of masks, and one order of sums ---------------------------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 
@@ -536,8 +538,8 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, all with the same
- * score. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, and with equal
+ * scores. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -643,8 +645,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether a kernel computes the problem row by row. Such a kernel sums in another order than kernels that
- * compute tiles. */
+/* Returns whether a kernel computes the problem row by row. The sums of such a kernel have another order than those
+ * of kernels that compute tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -674,8 +676,8 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* where out and lse come from a forward that sums in another order than the backward, P need not be exactly
-         * 1 */
+        /* if out and lse come from a forward that sums in another order than the backward, P may differ a little
+         * from 1 */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -714,8 +716,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     }
 }
 
-/* With dout 1, dv of a key is exactly the number of rows that see only that key. The kernels under test compute by
- * tiles, by tiles with a separate kernel for dq, or row by row. */
+/* With dout 1, the dv of a key must be exactly the number of rows that see only that key. The kernels under test
+ * compute by tiles, by tiles with a separate kernel for dq, or row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

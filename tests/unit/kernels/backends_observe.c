@@ -1,5 +1,5 @@
-/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results compared
- * with the reference, and properties of the results. */
+/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results
+ * compared with the reference backend, and properties of the results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,11 +10,12 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs for which a kernel must compute lse first, unless lse is given */
+/* the outputs that are made of probabilities, for which a kernel needs lse: it computes lse first, unless the
+ * problem gives it */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
-/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of
- * float16. Returns how many results disagree with the reference. */
+/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range
+ * of float16. Returns how many results disagree with the reference backend. */
 static int disagree(const struct spec *list, size_t count)
 {
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
@@ -126,9 +127,9 @@ void test_random_observables_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Checks top_keys: each entry must name a key whose probability is the top_weight with the same index. No key may occur
- * twice, the probabilities must descend, and no other key may have a larger probability. The problem must have the
- * output `weights` for all queries and keys, because the check reads the probabilities there. */
+/* Checks the output top_keys. Each entry must name a key whose probability is the top_weight with the same index. No
+ * key may occur twice, the probabilities must descend, and no other key may have a larger probability. The problem
+ * must have the output `weights` for all queries and keys, because the check reads the probabilities there. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -201,7 +202,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* some problems are computed in one call with a problem of another operation */
+        /* one call computes some problems together with a problem of another operation */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -246,9 +247,9 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) with keys in pages, with keys side by side, and with one thread.
- * The number of threads must not change a bit. Pages must not change a bit either if the same kernel computes the
- * problem with and without pages; returns whether this is so. */
+/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread.
+ * The number of threads must not change a bit. Returns whether one kernel computes the problem with and without
+ * pages; if so, pages must not change a bit either. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {
     struct bench one;
@@ -270,8 +271,8 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* On Hopper, one kernel computes an observe with pages, and another kernel the same observe without pages and options.
- * With a softcap, one kernel must compute both, on every backend. */
+/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the
+ * same observe without pages and options. With a softcap, one kernel must compute both, on every backend. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

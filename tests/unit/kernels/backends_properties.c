@@ -1,6 +1,6 @@
 /* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone and among
- * other problems, packed and not, in steps and in one launch, near and far apart in memory. Other tests are about the
- * order of keys and about hidden keys. */
+ * other problems, packed and not, in several launches and in one, with rows close together and far apart in memory.
+ * Other tests are about the order of keys and about hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 #include "kernels/queries.h"
 
-/* ---- Properties -------------------------------------------------------------------------------------------------- */
+/* ---- Tests of properties that need no reference ------------------------------------------------------------------ */
 
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count)
 {
@@ -37,8 +37,8 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* Environment variable ATTN_CUDA_FAMILY names a family of kernels. If the family has kernels for forward and backward,
- * it must compute both. */
+/* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for forward and backward, that family must compute
+ * both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -71,12 +71,13 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
     static const struct spec large[] = {
-        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward that splits the keys */
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward whose keys are computed in several splits */
         SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* a GPU has no number of threads to change, so the test would only repeat other tests */
+    /* this test varies the number of threads, which a GPU does not have, so there the test would only repeat other
+     * tests */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -98,8 +99,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is the sum of the results of several thread blocks, added in a fixed order or in any order.
- * With a fixed order, repeated runs must give the same bits. */
+/* Tests gradients whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
+ * order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -196,8 +197,8 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Asserts that tensor `id` of problem `part` has the same bits as the elements of `whole` from number `first` on. The
- * first axis of the tensor must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from number `first`
+ * on. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -211,7 +212,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout to `part`: those of `whole` from number `first` on. */
+/* Copies elements of q, k, v or dout from `whole`, from number `first` on, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -247,7 +248,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
-        /* the window reaches past the first sequence, but not past all packed keys */
+        /* the window is longer than the first sequence, but shorter than all packed keys together */
         SPEC(BACK, .sequences = 2, .q_lengths = { 400, 30 }, .k_lengths = { 400, 300 }, HEADS(4, 2), .D = 128,
              .Dv = 128, F16, WINDOW(500, 450)),
     };
@@ -364,7 +365,7 @@ static void assert_same_bits_by_heads(const struct spec *s, int count, int *comp
     fixture_clear(&whole);
 }
 
-/* If the heads of one problem are computed in parts, as on several devices, the results must have the same bits. */
+/* If the heads of one problem are computed in parts, as several devices do, the results must have the same bits. */
 void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -397,7 +398,7 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 enum { MOST_PARTS = 4 };
 
 /* Runs queries [first, end) of the fixture's problem, and adds its sums over queries to `sums` in float32. Returns
- * false if the queries alone would use another kernel than the whole problem, whose plan is `whole`. */
+ * false if these queries alone would use another kernel than the whole problem, whose plan is `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -419,9 +420,9 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
- * and that gradients that are sums over queries are right. Returns false if the parts use other kernels than the whole
- * problem. */
+/* Computes the spec's problem in `count` parts of its queries. Asserts that out, lse and dq have the same bits as
+ * without parts, and that gradients that are sums over queries are right. Returns false if the parts use other
+ * kernels than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -458,7 +459,7 @@ static bool same_bits_by_queries(const struct spec *s, int count)
     return alike;
 }
 
-/* If the queries of one problem are computed in parts, as on several devices, the results must have the same bits. */
+/* If the queries of one problem are computed in parts, as several devices do, the results must have the same bits. */
 void test_queries_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -523,8 +524,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Keys and values that a query does not see may have any finite size (memory that nobody filled). The query's out and
- * gradient must keep their accuracy. So a kernel must not scale seen and unseen numbers by one factor. */
+/* A key or value that a query does not see may be any finite number, because callers leave such memory unfilled. The
+ * query's out and gradient must stay accurate, so a kernel must not scale seen and unseen numbers by one factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -734,7 +735,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* a problem with few queries, which a GPU computes by a kernel for decoding */
+        /* a problem with so few queries that a GPU computes it by a kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -761,7 +762,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* wanted: the only output that is requested; -1: no output is requested */
+    /* wanted: the only output that is computed; -1: no output */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
@@ -808,7 +809,8 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        fixtures_must_run(&bench, list, 2); /* runs both problems together, so that their steps (launches) alternate */
+        /* runs both problems together, so that launches of one alternate with launches of the other */
+        fixtures_must_run(&bench, list, 2);
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
@@ -816,8 +818,8 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* The library has an upper bound on the time of a problem's tiles. Returns the smallest such bound of any kernel on an
- * H100, in seconds: that of a Hopper kernel for bfloat16 without options, with the rates of
+/* The library has an upper bound on the time of one tile of a problem. Returns the smallest bound of any kernel on
+ * an H100, in seconds: that of a Hopper kernel for bfloat16 without options, with the rates of
  * kernels/cuda/simple/simple.h. */
 static double least_tile_seconds(const struct spec *s)
 {
@@ -832,8 +834,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head is computed in several steps (launches) on a device that limits each step to a very short time, and in one
- * step on an ordinary device. The bits must be the same, because each launch computes a share of the same tiles. */
+/* One head is computed in several launches on a device that limits each launch to a very short time, and in one
+ * launch on an ordinary device. The bits must be the same, because each launch computes some of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -887,9 +889,9 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
     }
 }
 
-/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
 /* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
  * move is long enough for several thread blocks. */
@@ -906,7 +908,7 @@ void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
     assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
     for (int i = 0; i <= COUNT; i++) {
         const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
-        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some moves have a length of 0 */
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some lengths are 0 */
         const bool clears = i % 7 == 3;
         moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
         if (clears) memset(want + to, 0, bytes);

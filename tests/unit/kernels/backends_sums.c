@@ -15,7 +15,7 @@
 
 enum { PARTS = 5, MOST = 70000 };
 
-/* Fills the parts with numbers of all sizes, ties of the rounding to 16 bits, infinities and NaN. */
+/* Fills the parts with numbers of all sizes, numbers halfway between two 16-bit numbers, infinities and NaN. */
 static void fill(float *parts, int64_t count)
 {
     struct rng r = { 3 };
@@ -33,7 +33,7 @@ static float sum_of(const float *parts, int count, int64_t n)
     return sum;
 }
 
-/* Runs the sum of `count` parts on the device, and compares it with the sum of the host to the bit. */
+/* Adds up `count` parts on the device and on the host, and checks that the bits are equal. */
 static void check_sum(const float *parts, float *on_device, void *to, attn_dtype dtype, int count, int64_t elements)
 {
     attn_sum sum = { .to = to, .dtype = dtype, .count = count, .elements = elements };
@@ -48,7 +48,7 @@ static void check_sum(const float *parts, float *on_device, void *to, attn_dtype
         float want = 0;
         attn_store(dtype, &want, 0, sum_of(parts, count, n));
         const double a = attn_load(dtype, got, n), b = attn_load(dtype, &want, 0);
-        /* which NaN a sum yields is not defined */
+        /* any NaN will do, because the bits of a sum that is NaN are not defined */
         if (!(isnan(a) && isnan(b)) &&
             memcmp(got + (size_t)n * attn_dtype_bytes(dtype), &want, attn_dtype_bytes(dtype)))
             fail_msg("%s, %d parts: element %d is %a, must be %a", attn_dtype_name(dtype), count, (int)n, a, b);

@@ -1,5 +1,5 @@
-/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. The results are compared
- * with the reference. */
+/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. The results are
+ * compared with the reference backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -257,7 +257,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* expected work for scores of 8 queries and 4 keys, counted in pairs of a query and a key */
+        /* expected work of 8 queries and 4 keys: the number of pairs of a query and a key that have a score */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -346,11 +346,11 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        /* out is not aligned at the new address, so the plan was made anew */
+        /* a new plan was made, because `out` is not aligned at the new address */
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        /* the plan is for another device now, so its kernel must be one of that device */
+        /* the moved plan is for another device, so it must have a kernel of that device */
         assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
@@ -359,8 +359,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other bit.
- * Absent tensors and options must set no bit. */
+/* Each tensor and each option that a problem has must set its own bit of attn_features() and no other bit. Absent
+ * tensors and options must set no bit. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -397,8 +397,8 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no effect without a keep_mask */
-    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option does not count as used */
+    CASE(0, keep_mask_at_end = true); /* keep_mask_at_end has no meaning without a keep_mask, so it sets no bit */
+    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option sets no bit */
     CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it sets no bit of attn_features() */
 #undef CASE
     for (int i = 0; i < n; i++)
@@ -420,7 +420,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     }
     attn_problem fp8 = plain;
     fp8.out = plain.q;
-    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is the default dtype of out for float8 inputs */
+    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* float8 inputs have `out` in bfloat16 by default */
     assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
     attn_problem tail = plain;
     tail.keep_mask = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, 1, 3 }), tail.keep_mask_at_end = true;

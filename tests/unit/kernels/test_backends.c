@@ -1,16 +1,16 @@
 /* test_backends.c: tests whether a backend computes attention correctly. There are three kinds of tests:
  *
  *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
- *                compared with the reference
- *   random       problems with random options, compared with the reference
+ *                compared with the reference backend
+ *   random       problems with random options, compared with the reference backend
  *   properties   what must hold without a reference: equal bits alone and among other problems, packed and not, with
  *                one thread and several; keys in another order; a shifted bias; early queries that do not depend on
  *                later keys
  *
  * Environment variables select what runs:
  *
- *   ATTN_BACKEND=cpu         the backend (default: cpu); "paper" runs only the comparisons with the reference, for the
- *                            problems that it can compute
+ *   ATTN_BACKEND=cpu         the backend (default: cpu); "paper" is only compared with the reference backend,
+ *                            for the problems that it can compute
  *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an
  *                            edge case
  *   ATTN_RANDOM_COUNT=300    number of random problems
@@ -47,7 +47,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* The share of this process, from 0, and the number of shares. ATTN_PART=2/3 selects share 1 of 3. */
+/* Which of the processes this is, from 0, and how many there are: ATTN_PART=2/3 means process 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -86,7 +86,7 @@ bool agrees(const struct spec *s)
     return !is_ours() || !is_taken(s) || spec_agrees(&bench, s);
 }
 
-/* ---- The tests --------------------------------------------------------------------------------------------------- */
+/* ---- The list of tests, and which of them run -------------------------------------------------------------------- */
 
 static size_t matching(const char *pattern, const struct CMUnitTest *tests, size_t count)
 {
@@ -111,6 +111,8 @@ int main(void)
         cmocka_unit_test(test_scores_of_either_side_of_0_agree_with_the_reference),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
         cmocka_unit_test(test_wide_heads_agree_with_the_reference),
+        cmocka_unit_test(test_scores_of_wide_heads_that_nobody_sees_are_not_read),
+        cmocka_unit_test(test_wide_heads_agree_if_lse_is_huge_and_scores_are_not),
         cmocka_unit_test(test_random_wide_heads_agree_with_the_reference),
         cmocka_unit_test(test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),
         cmocka_unit_test(test_random_wide_decoding_agrees_with_the_reference),

@@ -67,7 +67,7 @@ static attn_problem bhsd(void)
     return p;
 }
 
-/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 uses no page. */
+/* Returns a problem whose keys lie in pages: batch row 0 uses two pages, row 1 uses no page. */
 static attn_problem paged(void)
 {
     static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
@@ -106,7 +106,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Checks that problem `of`, after the statement `change`, is refused with this status, member and text. */
+/* Checks that the problem that of() returns is refused after the statement in `...` has changed it: with this
+ * status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -125,7 +126,7 @@ static void test_good_problems_pass(void **state)
     PASSES(packed, (void)0);
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
-    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward of which no output is wanted */
+    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward without outputs is valid */
     PASSES(forward, p.out.data = p.lse.data = NULL); /* memory for the outputs need not exist yet */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
     PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
@@ -318,7 +319,7 @@ static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* without seqlens_k all keys exist */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* if seqlens_k is absent, rows have all Sk keys */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -404,7 +405,7 @@ static void test_pages(void **state)
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
     SAYS(paged, INVALID, "/bias/shape/3", "bias: shape[3] is 4, must be 9, the keys of k",
          p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 4));
-    PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0); /* pages may overlap */
+    PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0); /* pages may overlap in memory */
     PASSES(paged, p.k.shape[0] = p.v.shape[0] = 0, p.seqlens_k.data = none);
     PASSES(paged, p.page_table.shape[1] = 0, p.page_table.data = NULL, p.seqlens_k.data = none);
     PASSES(paged, p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 9), p.sinks = TENSOR(sinks, ATTN_F32, 8));
@@ -457,8 +458,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* the shapes are those of the layout bhsd but are read as bshd: a single query counts as 1 head of q, and 40 keys
-     * as 40 heads of k */
+    /* the tensors have shapes of the layout bhsd, but the problem says bshd, so the single query counts as 1 head of
+     * q, and 40 keys count as 40 heads of k */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* the messages below suggest no layout, because no layout fits the shapes, or because the fault is not in the
@@ -793,7 +794,7 @@ static void test_outputs_of_an_observe_say_what_they_need(void **state)
 
 /* clang-format on */
 
-/* ---- The table: what attn_check() lets through is what the rows say ---------------------------------------------- */
+/* ---- Tests of the library's table of tensors: attn_check() accepts just what its rows say ------------------------ */
 
 /* Returns a valid problem in which tensor `id` is given. */
 static attn_problem with(attn_tensor_id id, bool is_packed)
@@ -847,7 +848,7 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
     return p;
 }
 
-/* Returns whether attn_check() refuses the rank of tensor `id`. */
+/* Returns whether attn_check() refuses the problem because of the rank of tensor `id`. */
 static bool refuses_rank(const attn_problem *p, attn_tensor_id id)
 {
     attn_error err = { 0 };

@@ -13,7 +13,7 @@
 
 enum { S = 256, MOST_COLUMNS = 64 };
 
-/* A problem with S x S scores, and its memory. The tensors are float16 unless a test says otherwise. */
+/* A problem with S x S scores, and the memory of its tensors. The tensors are float16 unless a test says otherwise. */
 struct problem {
     attn_problem p;
     attn_plan plan;
@@ -79,7 +79,7 @@ static double seconds(struct problem *t, const char *kernel, int units)
     return attn_cost_of(&t->info, &t->plan).seconds;
 }
 
-/* ---- Tests of each feature's cost -------------------------------------------------------------------------------- */
+/* ---- Tests of what each feature (option or tensor) adds to the cost ---------------------------------------------- */
 
 static void test_every_kernel_has_rates(void **state)
 {
@@ -238,10 +238,11 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     const double matrix = 2.0 * S * 4 * 64, lse = 4.0 * 4 * S;
     plan_by(t, "avx512", 2);
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 4 * matrix + lse);
-    t->p.v.data = t->p.k.data; /* k and v share memory, which is read only once */
+    t->p.v.data = t->p.k.data; /* v shares the memory of k, so the memory is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    int32_t table[] = { 1 }, lengths[] = { 40 }; /* one batch row of 40 keys, in a pool of S pages with 64 slots each */
+    /* one batch row of 40 keys, in a pool of S pages with room for 64 keys each */
+    int32_t table[] = { 1 }, lengths[] = { 40 };
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;
     t->p.k.shape[1] = t->p.v.shape[1] = 64;
@@ -276,14 +277,14 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* columns of the products, for scores and out: 2 blocks with 512 + 256 for a head size of 512, one block with 256 +
-     * 256 for 256: three times as many */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 +
+     * 256 columns, and a head size of 256 takes one block of 256 + 256: three times as many. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* products have 2 (512 + 256) + 4 (1024 + 256) columns for a head size of 512, and 5 * 256 for 256: a ratio of
-     * 5.2 */
+    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns,
+     * and a head size of 256 takes 5 * 256: the ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -296,8 +297,8 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* columns of the products, for scores and out: 2 blocks with 1024 + 512 for a head size of 1024, one block with 512
-     * + 512 for 512: three times as many */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024
+     * + 512 columns, and a head size of 512 takes one block of 512 + 512: three times as many. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -351,7 +352,8 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* the kernel "generic" of a GPU computes all tiles, also those that the mask hides */
+    /* The GPU kernel "generic" computes all tiles, also those that the mask hides, so the closer estimate must not
+     * be lower. */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -395,7 +397,8 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* attn_strange_of() must not read k here, so it cannot find costly rows (whose scores leave float32's range) */
+    /* attn_strange_of() must not read k in this call, so it cannot find costly rows (whose scores leave float32's
+     * range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -473,8 +476,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* with an ordinary scale the kernel's variant without options is used, which computes rows of huge scores again at
-     * a high cost */
+    /* at this scale the kernel's variant without options runs, which must compute rows of huge scores a second time */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -511,7 +513,7 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    /* `costly` (share of rows beyond float32's range that are slow) is 0, because dout is 0 */
+    /* `costly` (fraction of the rows that leave float32's range and are slow) is 0, because dout is 0 */
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
@@ -551,8 +553,8 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* Runs attn_strange_of(), which looks for rows beyond float32's range, for every layout, mask, length and kind of keys.
- * It must read only the problem's own memory, which `make SAN=1` checks. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. The test runs it for every layout, mask,
+ * length and kind of keys. It must read only the problem's own memory, which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* wrong counts are returned, which fails the test; right counts are freed */
+        /* if a count is wrong, returns all counts, so that the test fails; otherwise frees them */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -86,7 +86,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both items of a loop have begun, which needs two threads at the same time. */
+/* Waits until both pieces of work of a loop have begun, which needs two threads at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -119,7 +119,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits until the item before `item` is done, as each chunk of keys in a backward waits for the chunk before it. */
+/* Waits until the piece of work before `item` is done, as each chunk of keys in a backward waits for the chunk
+ * before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -141,12 +142,12 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* A thread that computes for an owner (a request) until it is told to stop. */
+/* A thread that computes in the pool, for an owner (a request), until it is told to stop. */
 struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* number of items that this thread has computed */
+    _Atomic int64_t items; /* number of pieces of work that this thread has computed */
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -170,8 +171,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads compute now. A thread computes if it does more than ten items while
- * some thread does 1000. */
+/* Returns how many of the first `count` threads compute at present. A thread computes if it finishes more than ten
+ * pieces of work while some thread finishes 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -282,7 +283,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        /* attn_run() skips an empty problem, which needs no memory */
+        /* attn_run() skips an empty problem, so memory for it does not matter */
         if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -383,12 +384,13 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash attention kernels do not know */
+/* the bit of a feature that the flash attention kernels do not know */
+static const uint64_t made_up = UINT64_C(1) << 63;
 
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* feature bits that are added to the problem's plan, so that another kernel is selected */
+    /* feature bits that are added to the problem's plan, so that another kernel computes the problem */
     uint64_t also;
     attn_status status;
     attn_error err;
@@ -406,8 +408,8 @@ static void *run_to_be_given_up(void *context)
     return NULL;
 }
 
-/* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with dq,
- * chunks of keys wait for other chunks, and after a cancellation some of these never begin. */
+/* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with
+ * dq, one chunk of keys waits for another chunk, which may never begin after the cancellation. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
@@ -416,7 +418,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* a pause of 0 ns: the run is perhaps cancelled before it begins */
+        /* a pause of 0 ns may cancel the run before it begins */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;
@@ -440,7 +442,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        /* NULL: from now on nothing can cancel the stream, so it computes again */
+        /* NULL: nothing cancels the stream from here on, so the next run must compute */
         attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
@@ -543,7 +545,8 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    /* a problem that exceeds the device's limit of 4 MiB: the packed forms of K and V alone take 48 MiB or more */
+    /* a problem beyond the device's limit of 4 MiB: K and V alone need 48 MiB or more in the form that the kernel
+     * reads */
     const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
@@ -568,7 +571,7 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_describe(device, &info);
     assert_int_equal(info.memory_used, 0);
 
-    /* a run that needs more memory than there is must fail with an error and give back what it took */
+    /* a run that exceeds the limit on memory must fail with an error, and free what it has allocated */
     fixture_make(&f, &s);
     assert_int_equal(attn_forward(stream, &f.p, NULL, &err), ATTN_NO_MEMORY);
     attn_device_describe(device, &info);

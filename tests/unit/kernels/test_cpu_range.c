@@ -10,8 +10,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
- * counting_dots(), which counts the keys. */
+/* The vector table (functions for one kind of processor) under test. run_with() replaces its function dots_exact()
+ * by counting_dots(), which counts the keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -21,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with the vector functions `simd`, or with the reference if simd is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference backend if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Gives a backward the out and lse that a forward with the same vector functions computes. */
+/* Sets the out and lse of a backward to those that a forward with the same vector functions computes. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -144,8 +144,8 @@ static void set_all(const attn_tensor *t, const double *values)
     for (int64_t n = 0; n < tensor_elements(t); n++) tensor_set(t, n, values[n]);
 }
 
-/* q . k is -3.6e38 for one key and 2e37 for the other. The first product exceeds float32, but its score, scale times
- * the product, is -3.6 and must count. */
+/* q . k is -3.6e38 for one key and 2e37 for the other. The first product is beyond float32, but its score (scale
+ * times the product) is only -3.6 and must count. */
 static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 {
     static const struct {
@@ -342,7 +342,7 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
 }
 
 /* One row sees one key, so dv must be dout. In an earlier version of the code, lse was 7.578125 instead of 7.588715,
- * and dv was 1.00928 instead of 1. */
+ * and dv was therefore 1.00928 instead of 1. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -389,8 +389,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse). Therefore the forward must
- * sum up the products of a score in the same order as the backward. */
+/* P must be one half for each of two equal keys. Because the backward computes P = e^(score - lse), the forward must
+ * add the products of a score in the same order as the backward. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

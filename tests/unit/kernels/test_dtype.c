@@ -101,7 +101,8 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_bf16_from_double(3.4e38), 0x7f80);
     assert_int_equal(attn_bf16_from_double(-INFINITY), 0xff80);
     assert_int_equal(attn_e4m3_from_double(448), 0x7e);
-    assert_int_equal(attn_e4m3_from_double(1000), 0x7e); /* numbers that are too large become the largest number */
+    /* numbers beyond the largest e4m3 number become that number */
+    assert_int_equal(attn_e4m3_from_double(1000), 0x7e);
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);
     /* a tie between 0 and the smallest number rounds to even, which is 0 */

@@ -134,8 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges the results over two halves of the keys. The halves have equal lse, so the result is their mean. The merge
- * must run in the stream's order and touch only the device's memory. */
+/* Merges the results over two halves of the keys. The halves have equal lse, so the result must be their mean. The
+ * merge must run in the stream's order and touch only the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -159,8 +159,8 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
-/* A device copies from another device's memory, and adds up what it copied. It must not copy from memory that is freed,
- * nor from a lost device, whose error must not count as an error of the device that copies. */
+/* A device copies numbers from another device's memory, and adds them up. The copy must fail if the memory was freed
+ * or the other device is lost, and that error must not count as an error of the copying device. */
 static void test_a_device_copies_from_another_one_that_works(void **state)
 {
     static const float numbers[4] = { 1, 2, 3, 4 };
@@ -306,7 +306,7 @@ static void test_faults_come_when_the_script_says(void **state)
 {
     static const struct {
         const char *script;
-        attn_status expected[4]; /* the expected status of each of four runs */
+        attn_status expected[4]; /* the expected status of each of the test's four runs */
     } cases[] = {
         { "", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "launch.err=9@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
@@ -316,7 +316,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* the script lets device 1 fail, and the test uses device 0 */
+        /* the script makes device 1 fail, so the runs on device 0 succeed */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -513,7 +513,7 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    /* the lent object was released, so a run that reads it fails with DEVICE_LOST */
+    /* the lent memory was released before the run, so the run fails with DEVICE_LOST */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);
@@ -593,7 +593,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* out is [B, S, H, D], but the array with its float64 result (the truth) is [B, H, S, D] */
+    /* out is [B, S, H, D], but the array with its float64 result is [B, H, S, D] */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

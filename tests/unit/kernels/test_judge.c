@@ -1,6 +1,6 @@
 /* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h), which compares a client's results with exact
- * ones. Results of the reference and of the fast kernels must be judged right, whatever the options. Results of a
- * problem with one option changed must be judged wrong, and the judge must name the change. */
+ * ones. Results of the reference backend and of the fast kernels must be judged right, whatever the options. Results
+ * of a problem with one option changed must be judged wrong, and the judge must name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,8 @@ static attn_problem take_results(const attn_problem *p, attn_tensor results[TENS
     return bare;
 }
 
-/* Judges the results of a problem. truth: the float64 results of all rows; NULL: the judge computes them. */
+/* Lets the judge compare a client's results with exact ones. truth: the float64 results of all rows; NULL: the judge
+ * computes them. */
 static void judge_with(const attn_problem *p, const attn_truth *truth, double seconds, judge_result *result)
 {
     attn_tensor results[TENSORS];
@@ -90,8 +91,8 @@ static attn_truth truth_of(const attn_problem *p)
     return t;
 }
 
-/* Removes the gradients of bias, sinks and slopes, because no device computes float64 results (the truth) of these
- * gradients. */
+/* Removes the gradients of bias, sinks and slopes from the problem, because no device computes their float64
+ * results. */
 static void without_sums(attn_problem *p)
 {
     p->dbias = p->dsinks = p->dalibi_slopes = (attn_tensor){ 0 };
@@ -202,7 +203,7 @@ static void test_the_fast_kernels_are_right_with_every_option(void **state)
     right_results(&cpu, ATTN_OP_BACKWARD, 300, JUDGE_ROUNDING);
 }
 
-/* ---- Tests of the mistakes that a judge finds -------------------------------------------------------------------- */
+/* ---- Tests of the mistakes that the judge of a client's results finds -------------------------------------------- */
 
 static void without_causal(attn_problem *p)
 {
@@ -287,8 +288,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel computes another problem than the given one. The judge, which compares its results with exact ones, must
- * name that mistake first, in each dtype. */
+/* A kernel computes another problem than the given one. The judge, which compares the kernel's results with exact
+ * ones, must name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -315,8 +316,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* in the second half of the cases, the batch has more rows, and the judge gets the truth (float64 results) and time
-     * for few rows only */
+    /* in the second half of the cases, the batch has more rows, and the judge gets float64 results and time for few
+     * rows only */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n++) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -349,10 +350,10 @@ static void test_a_mistake_is_named(void **state)
     }
 }
 
-/* ---- Tests of a judge that gets the truth (float64 results) from a device ---------------------------------------- */
+/* ---- Tests of a judge of results that gets the truth (float64 results) from a device ----------------------------- */
 
-/* Checks that two reports of a judge are equal, bit for bit. This can include padding bytes, because a report is
- * cleared before it is filled. */
+/* Checks that two reports of the judge (on a client's results) are equal, bit for bit. This can include padding
+ * bytes, because a report is cleared before it is filled. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -362,8 +363,8 @@ static void expect_equal(const struct fixture *f, const judge_result *a, const j
     fail_msg("the report depends on who computed the truth");
 }
 
-/* A judge compares results with the truth (results in float64). It must report the same whether the caller gives the
- * truth or the judge computes it. The results in the test are right and wrong in turn. */
+/* The judge compares a client's results with the truth (results in float64). Its report must be the same whether the
+ * caller gives the truth or the judge computes it. The results in the test are right and wrong in turn. */
 static void test_a_given_truth_makes_no_difference(void **state)
 {
     (void)state;
@@ -385,8 +386,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* A judge computes again, as a kernel would, as many rows as it has time for. Without any time it must still compare
- * all rows with the truth (results in float64), and call no right result wrong. */
+/* A judge compares all rows with float64 results, and computes some rows as a kernel would, as many as it has time
+ * for. Even without time for any such row it must call no right result wrong. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -414,15 +415,16 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* ---- Long backwards ---------------------------------------------------------------------------------------------- */
+/* ---- Tests of a judge of results with long backwards ------------------------------------------------------------- */
 
-/* A backward of which the judge emulates a few tiles of queries and of keys. A group has four query heads. */
+/* A backward so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four query
+ * heads share a key/value head. */
 static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head, but a judge never computes a whole head
- * of it, so a device is asked for its truth (float64 results). */
+/* A backward of 8192 queries and keys has 5 * 10^10 multiply-adds in each head. The judge never computes a whole
+ * head of it, so a device must compute its truth (float64 results). */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -441,8 +443,8 @@ static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
     fixture_clear(&f);
 }
 
-/* Computes a long backward with the fast kernels, and its truth (float64 results). The kernels compute what `change`
- * makes of the problem, if it is not NULL. */
+/* Computes a long backward with the fast kernels, and returns its float64 results. If `change` is not NULL, the
+ * kernels compute the problem that `change` makes of it. */
 static attn_truth make_long(struct fixture *f, bool causal, void (*change)(attn_problem *p))
 {
     struct spec s = long_backward;
@@ -515,8 +517,9 @@ static const judge_explanation *first_explanation(const judge_result *result, co
     return &result->explanation[0];
 }
 
-/* A mistake changes lse of all queries. Its dk and dv are computed for the best explanation only, because they need a
- * forward of the whole group. Without a result of queries the mistake is not tested. */
+/* The client's mistake changes lse of all queries. To test whether a mistake explains wrong dk and dv, the judge
+ * needs a forward of all heads that share a key, so it tests only the best explanation. Without a result for
+ * queries, such as dq, it does not test the mistake. */
 static void test_a_mistake_in_a_long_backward_is_named(void **state)
 {
     const uint64_t gradients = ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv);
@@ -543,8 +546,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* A mistake of the backward alone is tested on tiles of keys, whose lse and delta are those of the truth (float64
- * results). The results have no dq. */
+/* The client's mistake changes only the backward. The judge tests it on tiles of keys, with the lse and delta of the
+ * float64 results. The results have no dq. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -559,7 +562,7 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     fixture_clear(&f);
 }
 
-/* The backward gets the lse and out of a right forward, but has another mask. */
+/* The client's backward has a right lse and out, but another mask than the problem. */
 static void test_a_mask_missing_in_long_gradients_is_named(void **state)
 {
     struct spec s = long_backward;

@@ -33,7 +33,7 @@ static void test_known_answers(void **state)
 }
 
 /* Philox turns the counter (j div 8, i, head, 0) into eight lanes of 16 bits. Element j of row i gets lane j mod 8.
- * Each 32-bit word has two lanes, its low half first. The key is the seed, its low word first. */
+ * Each 32-bit word has two lanes, the low half first. The key is the seed, its low word first. */
 static void test_an_element_has_its_own_lane(void **state)
 {
     const uint64_t seed = UINT64_C(0x299f31d0a4093822);

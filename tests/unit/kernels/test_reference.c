@@ -160,7 +160,7 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* Numbers from which golden_value() makes different data for each tensor, as make_reference_golden.py does. */
+/* The seeds from which golden_value() makes different data for each tensor, as make_reference_golden.py does. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)
@@ -215,7 +215,7 @@ static void test_it_agrees_with_numpy(void **state)
     }
 }
 
-/* ---- Tests of gradients against differences of the forward ------------------------------------------------------- */
+/* ---- Tests of gradients against finite differences of the forward ------------------------------------------------ */
 
 /* Returns dout . out + dlse . lse, the number whose gradients a backward computes. */
 static double loss(const struct fixture *f)
@@ -348,11 +348,11 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* Dropout must leave lse unchanged, drop the given share of the pairs, and scale the other pairs. */
+/* Dropout must leave lse unchanged, drop the given fraction of the pairs, and scale the other pairs. */
 static void test_dropout_drops_its_share(void **state)
 {
-    /* If v has one channel that is 1 everywhere and all scores are equal, out * Sk * (1 - p) counts the kept keys of a
-     * row. */
+    /* v has one channel, which is 1 everywhere, and all scores are equal. So out * Sk * (1 - p) is the number of
+     * keys that dropout keeps in a row. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;
@@ -368,7 +368,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* the standard deviation of the share of kept pairs is 0.0013 */
+    kept /= 64 * 2 * 1000; /* the standard deviation of the fraction of kept pairs is 0.0013 */
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

@@ -32,7 +32,7 @@ static double uniform(void) /* a uniform random number in -1 .. 1 */
     return (double)(int64_t)random_state / 9223372036854775808.0;
 }
 
-/* Memory with canaries before and behind it. */
+/* Memory with canaries (bytes that must not change) before and behind it. */
 struct area {
     char *memory, *data;
     size_t bytes;
@@ -97,9 +97,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns the relative
- * uncertainty of that number: the parts of a split number (simd_split.h) may be rounded either way, and products omit
- * the smallest parts. */
+/* operand() returns the number that a packed operand (a matrix in the form that products read) of this type holds
+ * for x. slack_of() returns the relative uncertainty of that number: the parts of a split number (simd_split.h) may
+ * be rounded either way, and products omit the smallest parts. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -110,14 +110,14 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Returns the relative error that P and dS may have: that of float32, or that of the operand's type. */
+/* Returns the relative error that P and dS may have. It depends on the type in which products read them. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* Returns the value of an element of a packed operand: the sum of the parts into which it was split. `at` is the index
- * of the first part. */
+/* Returns the value of an element of a packed operand (a matrix in the form that products read): the sum of the
+ * parts into which the number was split. `at` is the index of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
     double sum = 0;
@@ -307,7 +307,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Tests of operands and their products ------------------------------------------------------------------------ */
+/* ---- Tests of packed operands (matrices in the form that products read) and their products ----------------------- */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {
@@ -360,7 +360,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                             else written--;
                         }
                         assert_int_equal(written, 0);
-                        /* one infinity or NaN anywhere must be reported */
+                        /* puts an infinity or NaN at one place; the function must report it */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
                         simd_put_element(X.data, floating[d], at,
                                          floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
@@ -510,7 +510,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* in step 0 some rows see no key, and in every step some keys are hidden */
+                                /* hides some keys in every step, and all keys of some rows in step 0 */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -681,7 +681,7 @@ static void test_gradient_of_a_tile(void **state)
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
                         for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                            /* slack: the allowed error of dS where dP and delta cancel */
+                            /* slack: the allowed error of dS in a row where dP and delta cancel */
                             double P = 0, z = 0, dS = 0, slack = 0;
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;
@@ -702,7 +702,8 @@ static void test_gradient_of_a_tile(void **state)
                                 near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
                                       simd->name, "dS_a", at);
                         }
-                    /* Results that are not wanted may be left out, and dZ may use the memory of dP. */
+                    /* Without the outputs P_b, dS_a and dS_b, and with dZ in the memory of dP, the function must
+                     * give the same dZ. */
                     g.P_b = g.dS_a = g.dS_b = NULL;
                     g.dZ = floats(dP);
                     type->gradient(&g);
@@ -848,7 +849,7 @@ static void test_decode_kernels(void **state)
                         near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
                     }
                     simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-                    /* the result must not depend on nq, the number of queries */
+                    /* the dots of a query must not depend on how many queries are computed together */
                     assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
                 /* Rows of K whose factors in S are all 0 are not read, so they may hold NaN. */

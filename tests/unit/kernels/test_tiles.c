@@ -86,9 +86,9 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code need not recognise every such
- * tile, but a tile that it calls free or hidden must be so, for every kind of mask. In simple cases it must find free
- * and hidden tiles. */
+/* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code may miss a free or a hidden
+ * tile, but a tile that it calls free or hidden must be so, for every kind of mask. In simple cases it must find
+ * free and hidden tiles. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {
@@ -126,7 +126,8 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    /* many tiles must have been called free (no pair is hidden), and many hidden, or the test shows little */
+    /* the code must have found many free tiles (no pair is hidden) and many hidden ones; otherwise this test shows
+     * little */
     assert_true(free_tiles > 2000 && hidden_tiles > 500);
     (void)missed_free, (void)missed_hidden;
 }

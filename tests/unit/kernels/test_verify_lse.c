@@ -1,6 +1,6 @@
-/* test_verify_lse.c: tests which lse a backward may be given. The lse of the problem's scores, and the lse of more keys
- * (ring attention), must never be refused, whatever the options. verify_lse.c knows other conventions of lse, each of
- * which must be found and named. */
+/* test_verify_lse.c: tests which lse a backward may be given. The lse of the problem's scores, and the lse of more
+ * keys (as in ring attention), must never be refused, whatever the options. verify_lse.c knows other conventions of
+ * lse, and must find and name each of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -145,7 +145,8 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* Clients send back what the server answered, so the lse of the server's fastest kernels must pass the check. */
+/* A client may send back an lse that the server answered, so the lse of the server's fastest kernels must pass the
+ * check. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -222,12 +223,12 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* with a causal mask, the queries are those at the positions of the last part of the keys */
+        /* with a causal mask, the queries are as many as the keys of one part, and stand at the end */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the lse contains the sinks, but the request may lack them */
+        /* the lse includes the sinks, but the backward may come without them */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
@@ -297,7 +298,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that made the lse. The backward is sent with other options. */
+/* Gives the problem the options of the forward that made the lse, which are not those of the backward. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -373,7 +374,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* with a limit of 0 rows, the check refuses nothing */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check may look at 0 rows, so it refuses nothing */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -406,7 +407,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
 }
 
 /* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
- * device must compute the sums that the host would compute. */
+ * device computes these sums, which must be those of the host. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

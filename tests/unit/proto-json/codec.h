@@ -1,5 +1,5 @@
-/* codec.h: helpers that the tests and fuzz targets of proto-json/ share: memory that moves, feeding a parser in pieces,
- * and a text of everything that a parser produced, so that strcmp() can compare two runs. */
+/* codec.h: helpers that the tests and fuzz targets of proto-json/ share: memory that moves when it grows, feeding a
+ * parser in pieces, and a text of everything that a parser produced, so that strcmp() can compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -18,7 +18,7 @@
  * use of a pointer from before the growth. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* bytes: present size of the memory; limit: largest size of the memory (0: no limit) */
+    size_t bytes, limit; /* bytes: size of the memory at present; limit: largest size that it may have (0: no limit) */
     int growths;
 };
 
@@ -49,10 +49,12 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    bool has_regions; /* KServe: all regions of shared memory that the body names exist, and fill_shared() fills them */
+    /* KServe: all regions of shared memory that the request body names exist, and fill_shared() fills them */
+    bool has_regions;
 };
 
-/* Fills each input in shared memory. Each byte depends on the input's name and on the byte's position in the input. */
+/* Fills each input that lies in shared memory. Each byte depends on the input's name and on the byte's position in
+ * the input. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -129,8 +131,8 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* Decodes a KServe body in pieces, for the model `model`. json_bytes: the length of the body's JSON; -1: the request
- * does not say the length. */
+/* Decodes a KServe body in pieces, for the model `model`. json_bytes: the length of the body's JSON, as the request
+ * says it; -1: the request does not say the length. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -208,7 +210,8 @@ struct body {
     size_t count;
     const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
     const proto_model *model;   /* KServe's model, whose operation counts instead of `op` */
-    int64_t json_bytes;         /* the length of KServe's JSON; -1: the request does not say it */
+    /* the length of KServe's JSON, as the request says it; -1: the request does not say it */
+    int64_t json_bytes;
 };
 
 static inline void decode_body(struct decoded *d, const struct body *b, size_t (*piece_of)(void *context, size_t left),
@@ -244,7 +247,7 @@ static inline int decode_all_ways(struct decoded *d, const struct body *body)
 }
 
 /* Checks that the body is refused with `status`, `member` and the message `says`, however the body is split. Prints
- * differences under the name `shown`, and returns their number. */
+ * differences under the name `shown`, and returns how many there are. */
 static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
                                     const char *says)
 {

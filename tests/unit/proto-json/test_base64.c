@@ -20,7 +20,7 @@
 
 enum { LONGEST = 200, ROOM = 1 << 16 };
 
-/* ---- Memory behind which an access faults ------------------------------------------------------------------------ */
+/* ---- Memory that ends at a page without access rights ------------------------------------------------------------ */
 
 struct walled {
     uint8_t *end;
@@ -61,7 +61,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that cannot stand at its place in any valid base64. */
+/* Returns the offset of the first character that no valid base64 has at this place. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -134,7 +134,7 @@ static void check_split(const char *text, size_t count, size_t split)
     assert_int_equal(base64_finish(&d), stop % 4 == 0);
 }
 
-/* ---- The tests, each for every variant of the codec -------------------------------------------------------------- */
+/* ---- The tests, which run for every variant of the base64 code --------------------------------------------------- */
 
 #define EACH_VARIANT(name) for (const char *const *name = base64_variants(); *name && base64_use(*name); name++)
 
@@ -295,8 +295,8 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* Decodes "QU\\/B..." as the scanner does: it stops at the backslash, feeds a '/' to the decoder, and continues
-     * behind the escape. */
+    /* Decodes "QU\\/B..." as the JSON scanner does: it stops at the backslash, feeds a '/' to the decoder, and
+     * continues behind the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -322,8 +322,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After CHARS characters, the decoder stores bytes past the caches, in whole cache lines. A stream may be anywhere
-     * within a line at that point. */
+    /* After CHARS characters, the decoder stores bytes past the caches, in whole cache lines. The test varies how
+     * far the stream is within a line at that point. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];
@@ -332,7 +332,7 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            /* wrong characters near the ends of the text are tried more often, because loops begin and end there */
+            /* the ends of the text get a wrong character more often, because loops begin and end there */
             if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

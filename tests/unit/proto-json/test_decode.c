@@ -61,7 +61,7 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
     }
 }
 
-/* ---- Tests of wrong tensors -------------------------------------------------------------------------------------- */
+/* ---- Tests of wrong tensors in request bodies -------------------------------------------------------------------- */
 
 #define T(q)                       "{\"q\":" q "," K "," V "}"
 #define TENSOR(shape, dtype, data) T("{\"shape\":" shape ",\"dtype\":" dtype ",\"data\":" data "}")
@@ -192,7 +192,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* the client gets the messages of attn_check(), which checks a problem for the kernels library, unchanged */
+        /* The client gets the messages of attn_check() (the kernel library's check of a problem) unchanged. */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
@@ -206,7 +206,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* test_check.c tests the messages of attn_check(); here any message will do */
+        } else { /* test_check.c compares the messages of attn_check(); here only the status is compared */
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -215,7 +215,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     }
 }
 
-/* ---- Tests of options -------------------------------------------------------------------------------------------- */
+/* ---- Tests of options in request bodies -------------------------------------------------------------------------- */
 
 #define O(option)  "{" QKV "," option "}"
 #define OB(option) "{" QKV "," DOUT "," option "}"
@@ -323,7 +323,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* members that are unknown or repeated, or that belong to another operation */
+        /* The body has a member that is unknown, or repeated, or belongs to another operation. */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
@@ -557,7 +557,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
         const char *body;
         attn_tensor_id id;
         attn_dtype dtype;
-        const char *values; /* values: the elements that the parser must decode, one digit each */
+        const char *values; /* the elements that the parser must decode, one digit each */
     } cases[] = {
         { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
         { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },
@@ -781,7 +781,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Tests of values --------------------------------------------------------------------------------------------- */
+/* ---- Tests of the values of decoded tensors ---------------------------------------------------------------------- */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {

@@ -176,7 +176,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
         int q_rank;
         int64_t q[4], k[4], v[4];
         attn_layout layout;
-        int64_t sequences, pages; /* sequences: number of packed sequences; pages: entries per row of page_table */
+        int64_t sequences, pages; /* sequences: number of packed sequences; pages: entries in a row of page_table */
         bool whole_keys;          /* cu_seqlens_k too */
         int lengths;              /* of caches */
     } cases[] = {

@@ -96,7 +96,8 @@ static void test_texts_are_escaped_and_cleaned(void **state)
     }
 }
 
-/* Whatever the texts and the size of the buffer, a problem document is one valid JSON object within the buffer. */
+/* Whatever the texts and the size of the buffer, a problem document (the JSON of an error) is one valid JSON object
+ * within the buffer. */
 static void test_a_problem_document_is_json_in_any_room(void **state)
 {
     char detail[400], pointer[200], request_id[200];

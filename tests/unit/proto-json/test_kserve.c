@@ -31,7 +31,8 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
 #define QKV                      Q "," K "," V
 #define BINARY_QKV               BINARY_Q "," BINARY_K "," BINARY_V
 enum { QKV_BYTES = 34 };
-/* values of a case's json_bytes: ALL: the request does not say the length of its JSON; THE_JSON: the true length */
+/* special lengths of a request's JSON. ALL: the request does not say the length; THE_JSON: the request says the true
+ * length */
 enum { ALL = -1, THE_JSON = -2 };
 
 struct infer {
@@ -45,7 +46,7 @@ struct infer {
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a body from its parts. The caller frees the body's bytes. */
+/* Makes a request body from its parts. The caller frees the body's bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -107,7 +108,7 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* indices in `numbers` at which q, k and v begin */
+        static const size_t at[] = { 0, 8, 14 }; /* the index in `numbers` of the first number of q, of k and of v */
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -188,8 +189,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* An output in shared memory is only named in the answer. It has no parameters, because Triton's C++ client would look
- * there for a size of binary data. */
+/* In the answer, an output in shared memory has only its name, shape and type. It has no parameters, because
+ * Triton's C++ client would look there for a size of binary data. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -219,8 +220,8 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* An input in shared memory whose size does not fit its shape is refused, and the message points at the size in the
- * body. */
+/* The test sends inputs in shared memory whose size does not fit their shape. They are refused, and the error points
+ * at the size in the body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
     (void)state;
@@ -572,11 +573,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names the wrong size of q, and not v, whose data would end a byte early */
+          /* the error names q, whose size is wrong, and not v, whose data would end a byte early */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names the wrong size of q, and not the byte too many in the body */
+          /* the error names q, whose size is wrong, and not the last byte of the body, which is one too many */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },

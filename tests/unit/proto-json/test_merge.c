@@ -14,7 +14,7 @@
 
 #define MERGE ((attn_op)PROTO_OP_MERGE)
 
-/* Small valid parts of a merge (results over parts of the keys) with B 1, Sq 2, H 1, Dv 1. */
+/* Small valid parts of a merge (each is a result over some of the keys) with B 1, Sq 2, H 1, Dv 1. */
 #define TENSOR(shape, dtype, data) "{\"shape\":" shape ",\"dtype\":\"" dtype "\",\"data\":" data "}"
 #define OUT                        TENSOR("[1,2,1,1]", "float16", "[1,2]")
 #define LSE(data)                  TENSOR("[1,1,2]", "float32", data)
@@ -105,8 +105,8 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* A request can name the parts of a merge (results over parts of the keys) in two ways. The two must give the same
- * merge, however the body is split. */
+/* A request can name the results that a merge joins in two ways. Both must give the same merge, however the body is
+ * split. */
 static void test_parts_have_two_spellings(void **state)
 {
     struct decoded list = { 0 }, named = { 0 };
@@ -138,7 +138,7 @@ static void test_lse_becomes_natural_and_minus_infinity_where_empty(void **state
     decoded_clear(&d);
 }
 
-/* If the request has dout, the answer has gradients. The test checks their shapes, dtypes and numbers. */
+/* A request with dout gets gradients. The test checks their shapes, dtypes and numbers. */
 static void test_the_answer_has_the_gradients_that_dout_asks_for(void **state)
 {
     struct decoded d = { 0 };

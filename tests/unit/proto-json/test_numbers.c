@@ -21,7 +21,7 @@ enum { MOST = 512 }; /* largest number of elements of an array in these tests */
 struct result {
     numbers_status status;
     numbers_reader reader;
-    uint64_t values[MOST]; /* the values of all elements, one after the other */
+    uint64_t values[MOST]; /* the values of all elements of the array, one after the other */
 };
 
 /* Reads a text in pieces of `piece` characters, with room for `room` elements at a time. */
@@ -174,7 +174,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* wrong values: the reported offset is that of the first character of the wrong number */
+    /* A number is out of range: the reported offset must be that of its first character. */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -291,7 +291,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* the beginning of the number is in an earlier piece */
+    /* the number 20 arrives in two pieces, and when its second piece comes, there is no room for the number */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
@@ -408,8 +408,8 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* The number is read once more, indirectly: as a double while the dtype is unknown, and then converted to the
-     * dtype. */
+    /* The number is read a second time in another way: as a double while the dtype is unknown, and then converted to
+     * the dtype. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -437,7 +437,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* true: the next code is a finite number; false: numbers above the middle are refused */
+            /* fits: the next code is a finite number; otherwise numbers above the middle are refused */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
@@ -504,10 +504,10 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        /* becomes: the type to which a number is converted after it was read without a type */
+        /* becomes: the type to which the numbers are converted, after they were read without a type */
         numbers_type type, becomes;
         const char *text, *error;
-        uint32_t want; /* the code that the second element must have */
+        uint32_t want; /* the code that the array's second element must have */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },

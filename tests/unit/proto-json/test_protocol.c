@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, in which tests run */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* a path from the top folder of the repository, because tests run there */
 
 /* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {
@@ -90,7 +90,8 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Compares the results that a check request contains with exact ones, as the server does. Returns the report. */
+/* Compares the results in a check request with exact ones, as the server does. Returns the report of the
+ * differences. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -105,7 +106,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes a decoded call. Returns its answer, which the caller frees. */
+/* Computes the problems of a decoded request. Returns the answer, which the caller frees. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
@@ -188,7 +189,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* the numbers `explained` and `limit` of an error depend on how the processor rounds, so they are not compared */
+    /* `explained` and `limit` of an error depend on how the processor rounds, so they are not compared */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
@@ -274,14 +275,13 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    /* if the test found fewer than the 8 requests and 7 answers of PROTOCOL.md, it would not have read all of the
-     * document */
+    /* PROTOCOL.md has 8 requests and 7 answers; if the test found fewer, it missed some */
     assert_true(requests >= 8 && answers >= 7);
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
 }
 
-/* The tables of PROTOCOL.md name every option and every tensor. */
+/* The tables of PROTOCOL.md must name every option and every tensor. */
 static void test_the_protocol_names_every_member(void **state)
 {
     FILE *f = fopen(PROTOCOL, "r");

@@ -110,9 +110,9 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    /* the order of the tensors in the header may differ from the order of their data */
+    /* tensors may have another order in the header than their data have in the file */
     check_same(FORWARD, "{" V "," Q "," K "}", "");
-    /* the header may be padded with spaces, as the package `safetensors` does */
+    /* a client may pad the header with spaces, as the package `safetensors` does */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
     /* each of a dtype's names is accepted */
@@ -178,7 +178,8 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Checks that the parser reads a member under each of its names: a value that no member may have must be refused. */
+/* Sends the member under each of its names, with a value that no member may have. The refusal shows that the parser
+ * has read the member. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -342,7 +343,7 @@ static void test_offsets_that_cannot_be(void **state)
           "the body goes on behind its last tensor, which ends at byte 225: 8, the header's 183, and 34 of data" },
         { FORWARD, "{}", 1, "",
           "the body goes on behind its last tensor, which ends at byte 10: 8, the header's 2, and 0 of data" },
-        /* the number of bytes must match dtype and shape */
+        /* the number of bytes does not match dtype and shape */
         { FORWARD, "{" TENSOR("q", "F32", "[1,2,2,2]", 0, 16) "," K "," V "}", 34, "/q/data",
           "q: data has 16 bytes, shape [1, 2, 2, 2] of float32 needs 32; 16 would be right for float16: is that the "
           "array's dtype?" },
@@ -423,8 +424,8 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* Names that describe a file, such as "format", are ignored. The names below are similar to names that describe
-         * a file, but are none, so they are refused. */
+        /* The parser ignores names that describe a file, such as "format". It must refuse the names below, which
+         * only look similar. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -528,8 +529,8 @@ static void test_limits(void **state)
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If more memory is refused, the client gets the
- * error of the refusal. */
+/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for it, the
+ * client gets that error. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -547,7 +548,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    /* the first piece has 30 bytes and ends inside the header, so no memory is needed before the second */
+    /* the first piece has 30 bytes and ends inside the header, so the parser needs memory only with the second piece */
     decode_split(&d, FORWARD, body, 30);
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
@@ -665,8 +666,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* An answer has facts (members such as its timings) that are no options of a request. The parser refuses the name
-     * of the first fact, and accepts everything before it. */
+    /* An answer has members that no request may have, such as its timings. The parser refuses the first of these,
+     * and accepts everything before it. */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

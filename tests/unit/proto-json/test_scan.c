@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece, in memory of the piece's own size. Does nothing after an error. */
+/* Scans one piece of a body, copied to memory of exactly its size. Does nothing after an error. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -115,7 +115,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* number of bodies with a wrong result so far; a test goes through its whole table before it fails */
+/* number of bodies with a wrong result so far: a test goes through its whole table before it fails */
 static int differences;
 
 static int no_differences(void **state)
@@ -370,7 +370,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- Tests of the rest of the JSON, and of the extracted values ------------------------------------------------- */
+/* ---- Tests of the JSON that remains, and of the extracted values ------------------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {
@@ -453,7 +453,7 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* the next value is stored where the refused value was */
+    /* the scanner must store the next value at the address of the refused value */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");
@@ -520,7 +520,7 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* a dtype that is missing, or that is no dtype */
+    /* the dtype is missing or unknown, so the numbers stay doubles */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* Returns the operation that `place` names; PROTO_OP_COUNT: `place` names no operation. */
+/* Returns the operation with the name `place`; PROTO_OP_COUNT: there is none. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -19,7 +19,8 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body that contains `word` at `place`. */
+/* Writes a body with the member or word `word` at `place`: in a certain part of the body, or in the body of a
+ * certain operation. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -65,7 +66,7 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* Gets the error with which the parser of the operation or format `place` refuses the body. */
+/* Lets the parser of the operation or format `place` refuse the body, and gets the error. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
@@ -93,8 +94,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* A suggestion must not repeat what the message says already (for example "belongs to backward, POST
-     * /v1/attention/backward"). */
+    /* A suggestion must not repeat what the message says already (for example that a member "belongs to backward,
+     * POST /v1/attention/backward"). */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -104,8 +105,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A word that a suggestion recommends as a dtype must not have a suggestion of its own, so that one lookup is
- * enough. */
+/* Checks that a word that a suggestion recommends as a dtype has no suggestion of its own: a client must need only
+ * one suggestion. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -145,7 +146,7 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
 }
 
 /* Checks that a client who follows a suggestion is not refused again: the names that the suggestion quotes must be
- * accepted at `place`. A suggestion quotes 'name', or "name": in a text to write. */
+ * accepted at `place`. A suggestion quotes 'name', or "name": in JSON. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -248,7 +249,7 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    /* the last word of a row of the table is found too */
+    /* the search must also find the last word of a row of the table */
     assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");

@@ -73,7 +73,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file, which holds a batch. */
+/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. A batch waits as long as
+ * this file exists. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -81,7 +82,7 @@ HELPER void gate_script(const struct gate *gate, const char *script, char *text,
     else snprintf(text, bytes, "%s", script);
 }
 
-/* ---- A server without its HTTP threads and its loop -------------------------------------------------------------- */
+/* ---- A server without its HTTP threads and its scheduler's loop -------------------------------------------------- */
 
 HELPER void config_default(struct config *config)
 {
@@ -239,7 +240,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     return request;
 }
 
-/* ---- Jobs, and the check of their results ------------------------------------------------------------------------ */
+/* ---- Jobs (one request's problems), and the check of their results ----------------------------------------------- */
 
 /* Returns a job (one request's problems) in the state before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)
@@ -255,7 +256,8 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of problem `i` has the bits that the test itself computes on a CPU device. */
+/* Checks every output of problem `i`: the test computes the problem itself on a CPU device, and the bits must be
+ * equal. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

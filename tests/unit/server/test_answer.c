@@ -25,14 +25,15 @@ static struct {
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of a body that is not streamed; NULL: the body is streamed */
+    const void *buffer; /* the memory of an answer's body that is not streamed; NULL: the body is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-static bool no_response; /* true: the next attempt to create a response from a buffer fails */
+/* true: the next time that the server creates a response from a buffer, libmicrohttpd fails */
+static bool no_response;
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);
@@ -212,7 +213,7 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers the request, and checks that the answer's body is the text that the encoder makes. */
+/* Answers the request, and checks that the body of the answer is the text that the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -263,7 +264,7 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
     assert_null(request->job->inputs); /* the memory of the request's inputs was given back before the answer is read */
-    /* the request has no leased memory except that of its answer */
+    /* the answer is the only memory that the request still has in the pool for request bodies */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
@@ -304,7 +305,7 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* frees the request before libmicrohttpd reads the request's answer, as if the connection broke */
+    /* the client's connection breaks before libmicrohttpd has read the answer, so the request is freed */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -349,8 +350,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
     /* the sweep, which closes slow connections, must see that the client takes the answer */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* the answer held a reference to the context (saved forward), so the context's tensors existed until the answer was
-     * read */
+    /* the answer was made from the context (saved forward), so it kept the context's tensors until it was read */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);
@@ -365,8 +365,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* an answer that must be measured before it is sent gets its encoder from the server's loop; in this test no loop
-     * runs, so the test makes the encoder */
+    /* The server's loop makes the encoder of an answer whose length must be known before it is sent; in this test no
+     * loop runs, so the test makes the encoder. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
@@ -434,7 +434,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* Retry-After follows from the number of queued jobs, three, and from the 2.5 s that one job takes */
+    /* Retry-After is computed from the three jobs that are queued, and from the 2.5 s that one job takes */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
@@ -446,8 +446,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer has the status of
- * the problem's error instead of 200. */
+/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer's status is that
+ * of the problem's error, not 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

@@ -22,7 +22,7 @@
 /* ---- A clock that tests can set ---------------------------------------------------------------------------------- */
 
 static int64_t late_s;    /* number of seconds by which the test's clock is ahead of the real clock */
-static int leap_in, by_s; /* after `leap_in` more readings, the test's clock jumps ahead by `by_s` seconds */
+static int leap_in, by_s; /* the test's clock jumps ahead by `by_s` seconds after it was read `leap_in` more times */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
@@ -110,7 +110,7 @@ static void test_granules_grow_with_the_memory(void **state)
     assert_int_equal(pages_granule_for((size_t)141 << 30), 262144);
 }
 
-/* ---- Tests of a pool and its callers ----------------------------------------------------------------------------- */
+/* ---- Tests of a pool of pages and its callers -------------------------------------------------------------------- */
 
 enum { HEADS = 2, DIM = 4, DIM_V = 3, PAGE = 64, POOL_BYTES = 64 * 4096 };
 
@@ -241,8 +241,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step that appends nothing, and compares every position. Slots behind the last position must be
- * cleared, or hold data of the same cache. */
+/* Reads a cache by a step (a decode) that appends nothing, and compares every position. Memory behind the last
+ * position must be cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -281,7 +281,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* the device fails in this step, so the positions that the step appends do not count */
+    /* the device fails in this step (an append), so the positions that the step appends do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -325,8 +325,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks up its caches once, in caches_look(). If a cache was deleted after caches_look(), caches_begin() must
- * look up the caches again. */
+/* A step (a decode or an append) looks up its caches once, in caches_look(). If a cache was deleted after
+ * caches_look(), caches_begin() must look up the caches again. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -336,14 +336,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    /* a step looks up two caches, and then another cache is deleted */
+    /* after a step (a decode) has looked up two caches, another cache is deleted */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* a cache that the step uses is deleted, so the step must fail */
+    /* after a step (a decode) has looked up two caches, one of them is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -443,7 +443,7 @@ static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
     free(memory);
 }
 
-/* ---- Tests with several devices ---------------------------------------------------------------------------------- */
+/* ---- Tests of caches on several devices -------------------------------------------------------------------------- */
 
 enum { POOLS = 4 };
 
@@ -529,7 +529,7 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* If one of four devices fails, a caller's share is half of the memory of the other three. */
+    /* One of four devices fails, so a caller may use half of the memory of the other three. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -553,7 +553,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* each time the pool may ask the device for memory again, because memory may have become free */
+        /* the test sets this to 0 each time, because the pool may ask the device for memory again: some may be free
+         * by then */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -575,7 +576,8 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. The new positions of row 0 would fit, but not those of row 1, so neither row grows. */
+    /* 63 pages are free: enough for the positions that the step appends to row 0, but not also for those of row 1.
+     * So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -609,8 +611,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* A step that can never fit is refused as too large. In an earlier version the message said that the pool was full,
- * although nothing was in use. */
+/* A step (a decode or an append) that needs more memory than the whole pool has must be refused as too large. In an
+ * earlier version the message said that the pool was full, although nothing was in use. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -643,14 +645,15 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* With one more free page, there is room for the first of the step's three pages only. The message must name the
+    /* Another page is freed, so the step's first page fits, but not its second and third. The message must name the
      * memory that was free before the step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* Expired caches do not count against a caller's share: the server removes them before it refuses a caller. */
+/* Expired caches must not count toward the memory that a caller may use: the server removes them before it refuses a
+ * caller. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -841,8 +844,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* no step has ever waited for the new cache, whose last scan with a wait is 0; so a step that begins with scan
-     * number 0 must not wait */
+    /* No step (a decode or an append) has waited for this new cache. The cache's number of the last queue scan with
+     * a waiting step is 0, which must not be taken for the present scan number 0. */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -854,8 +857,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a step that waited in an earlier scan of the queue but was not tried in the present scan must not make later
-     * steps wait */
+    /* An earlier scan of the queue found a step (an append) that waits for the cache. The present scan has not tried
+     * that step, so the next step must not wait for it. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -880,8 +883,8 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step waits for caches a and b, so later steps on b must wait too. A step on cache c alone begins at
-     * once. */
+    /* An older step (an append) waits for caches a and b, so later steps on b must wait too. A step on cache c alone
+     * begins at once. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -933,7 +936,8 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* a step still reads the pages behind the new end, so the pool keeps them */
+    /* the pool keeps 2 pages, because a step still reads the page behind the cache's new end */
+    assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -962,7 +966,8 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* cache `a` is lost while the device may still write to it */
+    /* the device has begun a step (an append) that writes to cache `a`, and then fails */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -994,8 +999,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step uses must then not expire,
- * even if the step fails. */
+/* The clock leaps by more than a cache's lifetime between two readings. Caches that a step (a decode or an append)
+ * uses must then not expire, even if the step fails. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -1143,7 +1148,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    /* other calls (as from /metrics and the loop) must not wait for the slow driver */
+    /* other calls (as from /metrics and the scheduler's loop) must not wait for the slow driver */
     assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
@@ -1168,7 +1173,7 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
     return ATTN_OK;
 }
 
-/* Counts for each page how many caches have it, and checks that the pool's own figures are the same. */
+/* Counts for each page how many caches have it, and checks that the pool counts the same. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1195,7 +1200,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other operations change its caches. */
+/* A step (a decode or an append) that is under way while other operations change its caches. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1211,7 +1216,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* no code reads k and v in this test, so any address will do */
+    w->step.k = w->step.v = w->table; /* this test does not read k and v, so any address will do */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1233,7 +1238,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, even if a step uses the cache at the same time. */
+/* Does a random operation on a cache, even if a step (a decode or an append) uses the cache at the same time. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1295,7 +1300,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* the last page has room, so the fork has a copy of that page, and a block of its own for the copy's page number */
+    /* the last page has room, so the fork has its own copy of that page, and its own block of page numbers, in which
+     * the copy's number stands */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

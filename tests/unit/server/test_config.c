@@ -283,7 +283,7 @@ static void test_a_file_that_cannot_be_read_is_no_wrong_option(void **state)
 static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
 {
     static const struct {
-        const char *name, *value, *says; /* says: the error message, or NULL if the variable must be ignored */
+        const char *name, *value, *says; /* says: the error message; NULL: the server ignores the variable */
     } cases[] = {
         { "ATTND_QUEUE_DEPHT", "4",
           "ATTND_QUEUE_DEPHT is not an option; did you mean ATTND_QUEUE_DEPTH? (attnd --help lists them)" },
@@ -389,7 +389,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        /* connections: the expected maximum number of connections; 0: the server does not start */
+        /* connections: the number of connections that the server allows; 0: the server does not start */
         int limit, http_threads, connections;
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };

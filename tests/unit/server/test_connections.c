@@ -112,7 +112,7 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    /* the server has not read the byte yet, so the client does not count as too slow */
+    /* the client is not too slow, because it has sent a byte that the server did not read yet */
     assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
@@ -254,7 +254,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* requests still come on other connections, but for long none has come on this one */
+        /* requests come on other connections until now + ms, but this connection has had none for long */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
@@ -279,9 +279,9 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* To make room for a new connection, the server closes first connections without a token, and of these the oldest
- * first. Here every third connection has shown a token, every seventh has a request under way, and their ages are
- * mixed. */
+/* When the server needs room for a new connection, it closes connections without a token first, and of these the
+ * oldest first. Here every third connection has shown a token, every seventh has a request under way, and their ages
+ * are mixed. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;

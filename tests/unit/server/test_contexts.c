@@ -36,7 +36,7 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job as a forward makes it: `items` problems, and memory that is said to have `bytes` bytes. */
+/* Returns a job as a forward makes it, with `items` problems. Its memory counts as `bytes` bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -90,7 +90,7 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward has been answered, but its memory stays for the contexts (saved forwards) */
+    job_release(job); /* the forward has been answered, but the contexts (saved forwards) keep its memory */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
@@ -145,8 +145,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Reserves a context (memory of a saved forward) for a job of `bytes` bytes, which must fail. Returns the error, and
- * frees the job. */
+/* Tries to reserve a context (memory of a saved forward) of `bytes` bytes for a new job, which must fail. Returns
+ * the error, and frees the job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -217,7 +217,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* to another caller, a context (saved forward) that is in use does not exist */
+    /* another caller tries to use a context (saved forward) that is in use: to this caller it does not exist */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");

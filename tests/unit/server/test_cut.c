@@ -80,7 +80,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Runs the parts of a cut job, and joins their results. */
+/* Lets the devices compute the parts of a cut job, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) {
@@ -90,7 +90,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
         batch->flops = job->flops * batch->parts[0]->range.share;
         devices_submit(s->server.devices, batch, over[n]);
     }
-    /* no part is left for device 0, because every part was sent to a device already */
+    /* every part was sent to a device already, so device 0 gets none */
     assert_null(job_part_for(job, 0));
     while (s->back < parts) uv_run(&s->uv, UV_RUN_ONCE);
     for (int n = 0; n < parts; n++) {
@@ -104,7 +104,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
-/* Lets the parts of a job add up the gradients that are sums over queries, if it has any. All parts must have run. */
+/* Some gradients are sums over queries, and each part of a job has sums over its own queries. Lets the devices add
+ * these up, if the job has such gradients. All parts must have run. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -326,7 +327,8 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Returns the sum of three numbers as the parts of a job are added up. */
+/* Returns number n of the sum of three arrays, in the order and precision in which the parts of a job must be added
+ * up. */
 static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
     float sum = parts[n];
@@ -334,8 +336,9 @@ static float sum_of(const float *parts, int64_t elements, int64_t n)
     return sum;
 }
 
-/* The devices must add the parts in their order, in float32, and round once. Each part's sums are replaced by numbers
- * whose sum depends on the order. A share of the gradient of sinks has no elements. */
+/* The devices must add the parts in their order, in float32, and round once. The test replaces each part's sums by
+ * numbers whose sum depends on the order. Each device adds up a range of elements; the gradient of sinks is so small
+ * that one range is empty. */
 static void test_parts_are_added_in_their_order(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -379,8 +382,9 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* dk and dv: the part's own sums, and a share of the other part's sums and of the results, with room for 64 elements
-     * more in each */
+    /* Bytes of dk and of dv on one of two devices. own: what the device has computed itself. share: half of the
+     * elements, which the device adds up. It holds them once as the other device's numbers and once as results, each
+     * with room for 64 elements more. */
     const int64_t own = 512 * 32 * 4, share = own / 2 + 64 * 4;
     struct site s;
     struct fixture f;
@@ -422,7 +426,8 @@ static void test_ranges_of_queries_have_equal_work(void **state)
         assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
         for (int part = 0; part < MOST_DEVICES; part++) {
             assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
-            /* a part ends at a multiple of ATTN_QUERY_UNIT queries, so its share may differ from a quarter */
+            /* a part ends at a multiple of ATTN_QUERY_UNIT queries, so its work may differ from a quarter of all
+             * work */
             assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
             sum += shares[part];
             first = ends[part];
@@ -432,7 +437,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of parts must have the same bits, however many of the server's devices have room or are lost. */
+/* The sums of parts must have the same bits, however many of the server's devices can compute. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -545,13 +550,14 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* three devices get two of the six heads each; with a fourth device the longest part would not be shorter */
+    /* each of three devices gets two of the six heads; a fourth device would not make the longest part shorter */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 never ends its batches; it has as many batches as one flow (one caller's work) may have on a device */
+    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them, so it
+     * has no room */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;

@@ -93,8 +93,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of the jobs in `jobs`, whose cost is set to `flops` operations. The batch takes over the references
- * to the jobs. */
+/* Returns a batch of the jobs in `jobs`, which the batch takes over. Its cost is set to `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -242,8 +241,8 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* Every batch uses the first of the device's streams, and only that stream's scratch memory stays allocated. So
-         * after each batch the device uses as much memory as after the first batch. */
+        /* Every batch uses the first of the device's streams, and only that stream keeps its scratch memory. So the
+         * device uses as much memory after each batch as after the first one. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -257,7 +256,7 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Returns whether the device with the least work would take a batch of this flow (one caller's work) now. */
+/* Returns whether the device with the least work would accept a batch of this flow (one caller's work) now. */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -280,7 +279,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* fake:1 has four batches, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* with these, fake:1 has four batches, one on each of its streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -343,7 +342,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, and each of its jobs has the error of the device */
+        assert_failed(first, ATTN_DEVICE); /* the device's error fails the whole batch, with each of its jobs */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -397,7 +396,8 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch allocates three times: inputs, outputs and scratch memory. */
+    /* Each batch allocates three times: inputs, outputs and scratch memory. The script lets the sixth allocation
+     * fail, which is the scratch memory of the second batch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -495,7 +495,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    /* tells the devices that a call by an HTTP thread on device 0 returned the error of a lost device */
+    /* an HTTP thread has called device 0, and the call failed with the error of a lost device */
     devices_note_lost(b.server.devices, 0);
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);
@@ -618,7 +618,8 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        if (cases[c].status == ATTN_DEVICE) { /* the next batch must not have the error of the failed batch */
+        /* the failed batch must leave no error behind, so the next batch succeeds */
+        if (cases[c].status == ATTN_DEVICE) {
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
             assert_ran(next);
@@ -637,7 +638,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* the test must end before the second step of the verification, in which this script would lose the device */
+    /* the verification must end before its second step, in which this script would lose the device */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -710,7 +711,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* The fourth launch of the second batch fails; it is the eighth launch in all. */
+    /* The fourth launch of the second batch fails, which is the eighth launch in all: each batch has four. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -820,7 +821,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     assert_int_equal(b.back_count, 0);
     gate_open(&gate);
     assert_true(devices_stop(b.server.devices, PATIENCE_MS));
-    uv_run(&b.uv, UV_RUN_NOWAIT); /* the finished batch is in the mailbox, and was not collected yet */
+    /* the device has put the finished batch into the mailbox, where this call collects it */
+    uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 1);
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
@@ -844,9 +846,10 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* a long job must not wait for other requests that could join the long job's batch */
+    /* a long job must leave at once, without a wait for requests that could join its batch */
+    assert_false(can_wait(cpu));
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the long job is cancelled, and the next batch must not wait until its threads are free */
+    /* the next batch must come back while the long job still computes; the test cancels the long job after that */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -893,8 +896,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* a guest (a short batch) of 1 s may run beside three flows (callers' work) only after one of them has run for this
-     * many ns */
+    /* Three flows (callers' work) have the device. A guest (a short batch) of 1 s may join them only after one of
+     * them has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -924,7 +927,7 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    /* the device has no room, but its batches may end soon, so the caller must ask again after wait_ns */
+    /* the device has no room now, but may have room after wait_ns, when the caller asks again */
     assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -1024,7 +1027,8 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    /* the devices read staging memory directly and copy nothing, so the copy that the script lets fail never happens */
+    /* the script lets the first copy fail, but these devices read staging memory (the memory of request bodies)
+     * directly, and copy nothing */
     open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
@@ -1052,7 +1056,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    /* every copy fails in this script, so a job whose tensors are copied would fail */
+    /* these devices read request bodies in place; the script makes every copy fail, so this test passes only if
+     * nothing is copied */
     open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
@@ -1064,8 +1069,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple of
- * 16 bytes, or a body has two problems. The tensors of each problem are copied separately. */
+/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple
+ * of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1221,15 +1226,15 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
-     * reach both devices */
+    /* Inline slots (places for HTTP threads that compute) belong to the two devices in turn, so four tries usually
+     * reach both devices. */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* the slots depend on the core of this thread, so possibly no try has reached the device that fails */
+    /* which slot is used depends on the core of this thread, so possibly no try has reached the device that fails */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
@@ -1244,7 +1249,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     close_bench(&b);
 }
 
-/* ---- Tests of jobs with several parts ---------------------------------------------------------------------------- */
+/* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
 /* Sends the part of a cut job that this device can compute, and waits for it. */
 static void run_part(struct bench *b, struct job *job, int device)
@@ -1272,8 +1277,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* if several parts of a cut job fail, the error is that of the first failed part in the list, even if another
-         * part failed earlier */
+        /* several parts of a cut job fail: the job gets the error of the first failed part in the list, even if
+         * another part failed earlier */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1281,7 +1286,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* if the device of a part is lost, any other device can compute the part */
+        /* the device of this part is lost, so any other device can compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));

@@ -11,8 +11,8 @@
 #include "server/http/http_head.h"
 #include "server/routes/media.h"
 
-/* Returns whether a head is accepted. In `head`, '|' separates the headers, and the first ':' separates a name from its
- * value. */
+/* Returns whether a request with these headers is accepted. In `head`, '|' separates the headers, and the first ':'
+ * separates a name from its value. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
     static char text[512]; /* static, because http_head keeps pointers into the text */
@@ -87,10 +87,10 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* a value with white space behind it is copied; with its NUL, the copy fills the room for copies exactly */
+    /* the value is followed by white space, so it is copied; the copy and its NUL fill the room for copies exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* a value that ends in white space must be copied, and no room is left for the copy of "a " */
+    /* the value "a " ends in white space, so it must be copied, but no room for copies is left */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");

@@ -49,7 +49,7 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* without a list of cores, threads belong to no core, however many cores the machine has */
+    /* the program passes no list of cores, so threads belong to no core, however many cores the machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -69,7 +69,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* the code under test sees 2 cores, however many cores the machine has */
+    threads.cores = 2; /* makes the code under test believe that there are 2 cores */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
@@ -102,7 +102,7 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* with fewer than 1000 requests per second, the threads count as idle */
+        /* a thread counts as idle below 1000 requests per second */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -140,8 +140,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Lets the server balance connections once, after 200 ms in which the threads of core 0 completed `first` requests, and
- * all other threads `others` requests. */
+/* The threads of core 0 complete `first` requests in 200 ms, and all other threads `others` requests. Then the
+ * server decides whether to pin threads to their cores. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)

@@ -201,8 +201,8 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two routes with the same path and different methods are one item of the OpenAPI document. In this test the path has a
- * parameter, which the item must document. */
+/* Two routes with the same path and different methods are one entry of the OpenAPI document. In this test the path
+ * has a parameter, which the entry must document. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -341,7 +341,7 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            /* `map` is an option and also an output; the loop over options below checks it */
+            /* `map` is an option and also an output; the `for` loop over options below checks it */
             const proto_option *o = proto_options;
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;

@@ -79,9 +79,9 @@ static void on_close_metrics(void *context)
     atomic_fetch_add(&((struct scene *)context)->hurries, 1);
 }
 
-/* ---- A server with a loop, for one test -------------------------------------------------------------------------- */
+/* ---- A server with a scheduler's loop, for one test -------------------------------------------------------------- */
 
-/* How a test's scene (server, loop and devices) begins. A member of 0 keeps the default of the configuration. */
+/* How a test's scene (server, loop and devices) begins. A member that is 0 stands for the default. */
 struct opening {
     /* what the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
      * test replaces by the path of a file: with hold=GATE a batch waits until the test deletes the file. */
@@ -140,7 +140,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the server's loop go round twice, so that the loop has handled everything that was posted before the call. */
+/* Lets the scheduler's loop go round twice, so that the loop has handled everything that was posted before the call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -150,7 +150,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits until the loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
+/* Waits until the scheduler's loop has ended. `tell`: tells the loop to end first. Returns the loop's exit status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -172,8 +172,7 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* the next call of calloc() with exactly this many bytes fails; the program's calls come to the calloc() of this
- * test */
+/* the next call of calloc() with exactly this many bytes fails; this test's calloc() replaces that of the C library */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before a call fails */
 
@@ -194,11 +193,12 @@ void *__wrap_calloc(size_t count, size_t bytes)
 /* ---- What a test does in place of HTTP threads ------------------------------------------------------------------- */
 
 /* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
- * loop. */
+ * scheduler's loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* in the server, only a request that an HTTP thread computes itself has the state COMPUTING */
+    /* a checked request goes through the state COMPUTING, in which the server's HTTP threads compute small requests
+     * themselves */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -206,7 +206,7 @@ static void suspend(struct scene *s, struct request *request, enum request_state
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked, and which is not posted to the loop yet. */
+/* Returns a request whose body was checked, and which is not posted to the scheduler's loop yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -237,7 +237,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives `request` back, because it can be answered. */
+/* Waits until the scheduler's loop gives `request` back, because it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -314,8 +314,9 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Jobs of kinds A and B differ in their head sizes. At most two jobs of one kind leave together, the oldest first: A A,
- * then B B, then A. By the script the second batch fails, and the error message names the requests in that batch. */
+/* Jobs of kinds A and B have different head sizes. At most two jobs of one kind leave together, the oldest first: A
+ * A, then B B, then A. The script makes the second batch fail, and the error message must name the requests of that
+ * batch. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -398,8 +399,8 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Tests of deadlines ------------------------------------------------------------------------------------------ */
 
-/* Four batches fill the device, and a fifth request waits for it. When the deadline of the fifth request passes, this
- * request is answered with an error. */
+/* Four batches fill the device, and a fifth request waits for it. When its deadline passes, the fifth request is
+ * answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -417,7 +418,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Deadlines are checked in the turn of the loop after the one in which the batch went to its device. The request is
+/* The loop checks deadlines in the turn after the one in which a batch went to its device. A late request is
  * answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
@@ -429,7 +430,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    /* the saved tensors take one block of memory; a small backward will take another block */
+    /* the memory of the saved forward; the small backward below needs another block */
     const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
@@ -521,7 +522,7 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
-        /* the device answered NaN, so the error must not be a finite number */
+        /* the device answered NaN, so the largest error must not be a finite number */
         else assert_false(result->verification.max_abs < 1e300);
         request_free(request);
     }
@@ -563,14 +564,14 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the device's verification of the first request, and other requests must not wait for the end of the
-     * verification */
+    /* a gate holds the device's verification of the first request; other requests must be computed meanwhile */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    /* the device is still usable: in a second step of the verification the script would have lost the device */
+    /* the verification ended before its second step, in which the script would have lost the device, so the device
+     * is still usable */
     WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
@@ -608,7 +609,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    /* the loop has measured the text of the answer's numbers already, so nothing is left to do */
+    /* the scheduler's loop has measured the length of the answer already, so nothing is left to measure */
     assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
@@ -620,8 +621,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of one request has left, so this request is not verified. The deadline
- * of the other request has not passed. */
+/* Two requests wait to be verified. The client of the first leaves, so the first is given up at once. The second
+ * waits for its verification and is answered. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -826,8 +827,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region of shared memory as its time allows. The body is checked after
- * the last piece was read. */
+/* In one turn the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
+ * body must be checked after its last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -871,7 +872,8 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop serves other requests while another thread checks the long body */
+    /* the scheduler's loop must serve other requests while another thread checks the long body */
+    assert_ok(s, posted_forward(s));
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -949,7 +951,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_ok(s, posted_forward(s)); /* a request on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* a server that drains ends its loop when the last connection is closed */
+    assert_int_equal(end(s, false), 0); /* a server that drains ends when its last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -980,7 +982,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    /* no client waits for the four batches on the device, so the server ends before they do */
+    /* nobody waits for the four batches on the device any more, so the server ends before these batches do */
     assert_int_equal(end(s, false), 0);
 }
 
@@ -1017,7 +1019,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a checked decode step that appends `rows` positions to a cache. */
+/* Returns a decode request that was checked, and that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1082,7 +1084,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode step that appends nothing, with one row for each of the caches. */
+/* Posts a decode request that appends nothing, with one row for each of the caches. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1163,7 +1165,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    /* the device may still write to the memory of the job's outputs, so the memory stays leased */
+    /* the device may still write the job's outputs, so their memory stays leased */
     assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
@@ -1190,7 +1192,7 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
-/* Posts a request of four heads with `verify` for 19 of its 20 rows, which the CPU verifies. */
+/* Posts a request of four heads with `verify` for 19 of its 20 rows. The CPU verifies these rows. */
 static struct request *posted_heads(struct scene *s)
 {
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
@@ -1223,7 +1225,7 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
     assert_true(parts_of(NULL) - before[2] == 8);
-    /* if all rows are to be verified, each device verifies the rows of the heads that it has computed */
+    /* each device verifies all rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
     assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
@@ -1293,8 +1295,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* a device may already compute the other part of the problem; the server waits for that part before it gives the
-     * error */
+    /* a device may already compute the other part of the problem, and the server answers only when that part ends;
+     * opening the gate lets it end */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1337,8 +1339,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts of a problem never ends. The watchdog finds the hung device, and the request is answered with an
- * error. The other part ends long before the watchdog's limit, so its device stays in use. */
+/* One of two parts of a problem never ends. The server finds the hung device, and answers the request with an error.
+ * The other part ends in time, so its device stays in use. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1354,7 +1356,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* the first `before` batches get memory, and the next batch gets none */
+    /* batch number `before` gets no memory */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

@@ -1,5 +1,5 @@
-/* test_memory.c: tests of mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large
- * batch is found, and in few steps. */
+/* test_memory.c: tests of mirrors, which are copies on a device of regions of host memory. The mirror of each tensor
+ * of a large batch must be found quickly. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"
@@ -25,7 +25,7 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    /* visits the jobs in an order that looks random; 619 and the number of jobs have no common factor */
+    /* orders the jobs in memory as if at random; 619 has no common factor with the number of jobs */
     for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
@@ -66,14 +66,14 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    /* nothing is mirrored (copied to the device) yet, so the address stays */
+    /* nothing is mirrored (copied to the device) yet, so memory_address() returns the given address */
     assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory);
     for (int i = 0; i < JOBS; i++) {
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    /* regions that already have mirrors (copies on the device) get no second mirrors */
+    /* asks for mirrors (copies on the device) of regions that already have them, which must change nothing */
     for (int i = 0; i < JOBS; i += 7)
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);

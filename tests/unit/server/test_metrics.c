@@ -1,5 +1,5 @@
-/* test_metrics.c: what is counted appears on the page in Prometheus' form. The metrics belong to the process, so each
- * test uses rows or labels that no other test uses. */
+/* test_metrics.c: everything that the server counts must appear on the metrics page, in Prometheus' form. The
+ * metrics belong to the process, so each test uses rows or labels that no other test uses. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,7 +115,8 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        char reason[24]; /* the next loop turn overwrites this array, so metrics_add() must copy it */
+        /* the next turn of the `for` loop overwrites this array, so metrics_add() must copy the text */
+        char reason[24];
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);

@@ -57,7 +57,7 @@ static int contexts_in(struct bench *b, enum context_state state)
     return counts[state];
 }
 
-/* ---- Tests of where outputs lie in memory ------------------------------------------------------------------------ */
+/* ---- Tests of where a job's outputs lie in memory ---------------------------------------------------------------- */
 
 static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
 {
@@ -129,7 +129,8 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* links the leased blocks by their member next_in_class, which the owner of leased blocks may use */
+        /* makes a list of the leased blocks, by their member next_in_class, which is free for use while a block is
+         * leased */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -186,7 +187,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} of one problem, may join one batch */
+    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may leave in one batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -230,8 +231,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. In an
- * earlier version the seed was 0 in every call, so each layer of each training step dropped the same elements. */
+/* A forward without a seed gets a random one, and a backward of its context (saved forward) uses the same seed. In
+ * an earlier version the seed was always 0, so each layer dropped the same elements in each training step. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -395,7 +396,7 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* if the device verifies, the job's time includes the verification, and the job runs alone */
+        /* the device verifies the results, so the job's time includes the verification, and the job runs alone */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
@@ -426,7 +427,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
     job = verifying(&b, -1);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
     job_release(job);
-    /* leaves one byte too little memory for out in float64 */
+    /* the device's memory is one byte too small for out in float64 */
     b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1;
     job = verifying(&b, 5);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
@@ -618,7 +619,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     close_bench(&b);
 }
 
-/* ---- Tests of rows that leave float32's range, and of references ------------------------------------------------- */
+/* ---- Tests of rows that leave float32's range, and of references to jobs ----------------------------------------- */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
  * The server therefore examines the scores of problems that slow rows would make long. */
@@ -630,9 +631,10 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* even if all rows were slow, the problem would take a millisecond, so its scores are not examined */
+    /* even if all rows were slow, the problem would take only a millisecond, so the scores were not examined and the
+     * times are as before */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* the scores are examined, because the problem would take long if it had slow rows */
+    job->worst_seconds = 1e6; /* if it had slow rows, the problem would take long, so its scores are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -650,7 +652,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* frees the job's memory, because nothing reads the job's tensors any more */
+    job_release_memory(job); /* frees the job's memory: no other job reads its tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

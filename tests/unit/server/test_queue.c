@@ -123,7 +123,7 @@ static void test_batches(void **state)
         { "aaaaa", "aa aa a", 2 },
         /* the second job of kind a leaves with the first, before the job of kind b between them */
         { "abab", "aa bb", 8 },
-        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so the jobs of kind b leave first */
+        { "baaab", "bb aaa", 8 }, /* the oldest job is of kind b, so all jobs of kind b leave first */
         { "-a-a", "- aa -", 8 },  /* a large job ('-') leaves the queue in a batch of its own */
         { "--", "- -", 8 },
         { "a", "a", 1 },
@@ -182,13 +182,13 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could join the job, so the job leaves at once */
+    /* no queued job could leave together with this job, so it leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* come: in order of arrival, each job's caller (S: a step on caches of caller a) and priority. leave: the jobs'
- * numbers, in the order in which the jobs must leave. A priority changes only the order among the jobs of one
- * caller. */
+/* come: in order of arrival, each job's caller and priority; S is a step (a decode or an append) on caches of caller
+ * a. leave: the jobs' numbers, in the order in which the jobs must leave. A priority changes only the order among
+ * the jobs of one caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -201,8 +201,8 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue only looks whether a job has a transaction (a step on caches), and never reads it, so any address will
-     * do */
+    /* the queue looks only whether a job has a transaction (a step on caches), and never reads it, so any address
+     * will do */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -269,7 +269,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs; '-': no job
+/* Takes the next job from the queue. Returns the letter of its flow (of the caller whose work it is); '-': no job
  * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
@@ -314,8 +314,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* flow a (a caller's work) had no jobs during flow b's four turns, and must not get four turns in a row to make up
-     * for that */
+    /* flow a (the work of caller a) had no jobs during flow b's four turns, and must not get four turns in a row to
+     * make up for that */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -378,7 +378,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        /* flow b (a caller's work) has used more device time than flow a */
+        /* flow b (the work of caller b) has used more device time than flow a */
         flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
@@ -387,7 +387,8 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            /* the job of flow b is more urgent (priority 1) than that of flow a (priority 2) */
+            /* the job of flow b (the work of caller b) is more urgent, with priority 1, than that of flow a, with
+             * priority 2 */
             fair.jobs[i].priority = 2 - i;
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
@@ -428,7 +429,7 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    /* 4.5 s of work are queued, so clients are told to try again after 5 s */
+    /* the nine queued jobs take one device 4.5 s, so clients are told to try again after 5 s */
     assert_int_equal(queue_retry_after_s(&q, 1), 5);
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);

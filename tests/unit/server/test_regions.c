@@ -189,7 +189,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     object_clear(&o);
 }
 
-/* ---- Tests of the uses of a region ------------------------------------------------------------------------------- */
+/* ---- Tests of requests that use a region of shared memory -------------------------------------------------------- */
 
 static attn_status use(struct regions *r, const struct caller *caller, const char *name, attn_tensor_id id, bool output,
                        int64_t offset, int64_t bytes, struct region_uses **uses, attn_error *err)
@@ -235,8 +235,8 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Reserves a place in the region "r" of shared memory for an output with `elements` float32 numbers, whose own memory
- * is `data`. */
+/* Says that an output with `elements` float32 numbers at `data` is to be written to the region "r" of shared memory.
+ * Returns that use of the region. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -308,7 +308,8 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the object ends 10 bytes behind the first piece; this call reads the 10 bytes, and the next call finds none */
+    /* the shared memory object ends 10 bytes behind the first piece, so the second call reads 10 bytes, and the
+     * third fails */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -362,7 +363,7 @@ static void test_outputs_must_fit_and_not_overlap(void **state)
     object_clear(&o);
 }
 
-/* ---- Tests of memory of a GPU ------------------------------------------------------------------------------------ */
+/* ---- Tests of regions in a GPU's memory -------------------------------------------------------------------------- */
 
 static attn_device *device_with(const char *script)
 {
@@ -443,7 +444,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* a GPU's memory is read in place when the job runs, so the region of q stays in use until then */
+    /* the job reads a GPU's memory in place, so dropping the inputs that were copied must not drop the region of q */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
@@ -473,7 +474,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* says: the message of the refusal; NULL: the use is accepted */
+        const char *says; /* the message of the refusal; NULL: the server accepts the tensors */
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },

@@ -32,7 +32,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has nothing but slots for requests: two for bodies that arrive, and two for the queue. */
+/* Makes a server that has nothing but room for requests: two whose bodies arrive, and two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -74,7 +74,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request has a receiving slot first, and gives it up when it gets a waiting slot */
+    /* a request first takes room among the requests whose bodies arrive, and gives it up when it waits for a device */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
@@ -127,7 +127,8 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    request_move(r, REQUEST_CHECKING); /* the request belongs to the loop now, so an HTTP thread must not move it */
+    /* the request belongs to the scheduler's loop now, so an HTTP thread must not move it */
+    request_move(r, REQUEST_CHECKING);
     const pid_t child = fork();
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);

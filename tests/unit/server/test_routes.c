@@ -228,7 +228,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* patterns stand before the literal paths that they match, but a literal path must win */
+    /* the patterns (with {id}) stand before literal paths that match them too, but a literal path must win */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -291,7 +291,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* index in the table of the first row to which `path` belongs */
+        int row; /* index of the first row of the table to which `path` belongs */
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },

@@ -144,12 +144,12 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    /* leases the whole pool at once */
+    /* leases the whole pool (5 bytes less, which are rounded up) */
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    /* the pool unmaps a block that is not in use, to make room for this lease */
+    /* the pool unmaps a released block that it has kept, to make room for this lease */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
@@ -305,14 +305,13 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* no more memory can be leased before its bytes arrive, because such leases have a limit; an ordinary lease still
-     * succeeds */
+    /* memory that is leased before its bytes have arrived has a limit of its own, which is reached; an ordinary
+     * lease still succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* a leased block grows only when bytes have filled it, so the block no longer counts as leased ahead of its
-     * bytes */
+    /* bytes have filled this block, so it may grow, and no longer counts as leased ahead of its bytes */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
@@ -324,8 +323,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* If another token comes, the share of the pool that each token may use becomes smaller. Released memory that the pool
- * keeps for a token may then exceed the token's share, but a lease that fits the share must still succeed. */
+/* If another token comes, each token may use a smaller part of the pool. Memory that the pool keeps for a token may
+ * then exceed that part, but a lease that fits the part must still succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -333,7 +332,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    /* 18.5 MiB, for which the pool leases an extent (block) of 20 MiB; later the token's share is 19.2 MiB */
+    /* 18.5 MiB, for which the pool leases a block of 20 MiB; with a second token the caller may use only 19.2 MiB */
     const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
@@ -364,7 +363,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* another caller may lease the rest of the pool */
+    /* the limit holds for each caller alone, so another caller may lease the rest of the pool */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

@@ -197,7 +197,8 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of the limit `bound` the caller with the header Authorization: `authorization` may use now. */
+/* Returns how much of a resource with the limit `bound` the caller may use now whose header is Authorization:
+ * `authorization`. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

@@ -49,7 +49,7 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* the text is one character too long for the buffer */
+    text_put_string(&t, "12345"); /* the buffer is one character too small for the text */
     text_put_char(&t, 'd');       /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
@@ -107,7 +107,7 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* with this piece the text exceeds its limit */
+            text_put(&t, bytes, piece); /* this piece makes the text longer than its limit */
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
@@ -461,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* "x" differs from "q" by one letter, but names without a common letter do not count as similar */
+        /* "x" differs from "q" by one letter only, but names without a common letter do not count as similar */
         { "scales", "scale" },
         { "x", NULL },
         { "softcap", NULL },

@@ -1,6 +1,6 @@
-/* backward.cu: tile shapes of the Hopper backward up to head size 128. It computes problems without options, and
- * problems with softcap, ALiBi or FlashMask, but none with a bias or a mask per pair. The kernel is in
- * backward_tiles.cuh. */
+/* backward.cu: tile shapes of the Hopper backward up to head size 128. The shapes of this file are for problems without
+ * options, and for problems with softcap, ALiBi or FlashMask. backward_pairs.cu has the shapes for problems with a
+ * bias, keep_mask or dropout. The kernel is in backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {

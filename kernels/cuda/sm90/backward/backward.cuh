@@ -1,6 +1,6 @@
 /* backward.cuh: code that the backward kernels of this folder share: which keys a block owns and which queries see
  * them, how tiles of queries arrive in shared memory, the arithmetic from scores to P and dS, the repair of keys whose
- * gradients are not finite, and the test of which problems the copy engine can load.
+ * gradients are not finite, and the test of which problems TMA can load.
  *
  * The template parameter X is the shape of a kernel instance: BM queries per tile, which are UNITS times 64; BN keys
  * per block; CHUNKS of 64 channels of Q and K, CHUNKS_V of V and dO. The template parameter SHARED is the block's
@@ -32,13 +32,14 @@ struct maps {
 /* The tile of keys that a block works on, and the query tiles that see any of these keys. */
 struct block_place {
     attn_sequence s;
-    int t; /* number of this tile of keys in the order in which tiles are processed */
-    /* index of the key/value head, counted over all batch rows; in packed problems, counted inside a sequence */
+    int t; /* number of this tile of keys in the order in which blocks claim tiles */
+    /* index of the key/value head among those of all batch rows; in packed problems, among those of its sequence */
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
     int first, last; /* query tiles first to last - 1 see at least one of the tile's keys */
-    /* the query tile with which the block begins; after tile last - 1 the block continues with tile `first` */
+    /* the query tile with which the block begins; after tile last - 1 the block goes on with tile `first`, so that it
+     * visits all tiles */
     int begin;
     key_band band;
     int Sq;
@@ -59,7 +60,8 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* Like attn_sequence_of(), with less code, for problems without PADDING_FEATURES. */
+/* Returns the ranges of a sequence's queries and keys, as attn_sequence_of() does, with less code. It is for problems
+ * without PADDING_FEATURES. */
 DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 {
     attn_sequence s;
@@ -71,7 +73,7 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 }
 
 /* Fills x, the description of a tile of keys. `at` names a key/value head and one of its tiles of keys. In packed
- * problems, tiles are counted over the keys of all sequences. x is an argument and no result, because the calling
+ * problems, tiles are counted over the keys of all sequences. x is an argument and not a result, because the calling
  * thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
@@ -130,8 +132,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). It gets the values of the last
-     * unit that has some, because they are finite; its scores are masked. */
+    /* A unit of 64 queries past the end of the sequence has no lse and delta of its own. It gets those of the last unit
+     * that exists, because they are finite; the scores of the unit are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -151,7 +153,7 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
  * it ends with a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* each row of 64 numbers consists of 8 pieces of 16 bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* a row of 64 numbers has 8 pieces of 16 bytes */
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
@@ -191,7 +193,7 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
 }
 
 /* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. instead_of(pair, n) returns the two
- * numbers that replace the n-th pair of P, two neighbouring registers. */
+ * numbers that replace the n-th pair of P. A pair is two neighbouring registers. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -256,8 +258,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether the problem has at least one row, its numbers of rows fit in 32 bits, and its strides fit the copy
- * engine (TMA) and accesses of 16 bytes. */
+/* Returns whether TMA can load the problem: it has at least one row, its numbers of rows fit in 32 bits, and its
+ * strides fit TMA and accesses of 16 bytes. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

@@ -46,8 +46,8 @@ template <class X> struct shared_keys {
     /* a ring of tiles of Q; after the last product with Q, buffer 0 holds dK on its way to global memory */
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
-    /* P^T in the register layout of an operand: 16 bytes per thread of a consumer */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS is stored here before it is copied to global memory */
+    /* P^T as an operand of a product in registers: each thread of a consumer has 16 bytes per step */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
@@ -108,7 +108,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What each of the two consumers knows, for example which round is next. A round is one tile of queries of one head. */
+/* The state of one of the two consumers, for example which round is next. A round is one tile of queries of one
+ * head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -120,8 +121,8 @@ template <typename T, class X> struct half_of_keys {
     const int rounds;
     /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
-    ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers */
-    ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
+    ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
+    ring<X::STAGES_P> handover; /* position, in the ring of P, of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
@@ -135,7 +136,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Waits until this consumer's operand, K or V, has arrived. Sets rows past the end of the sequence to zero. */
+    /* Waits until K or V, this consumer's operand, has arrived. Sets rows past the end of the sequence to zero. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -252,7 +253,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV goes to sm.K first, which no other warp reads after this warp's last product with K */
+        /* dV passes through sm.K on its way to global memory; after this warp's last product with K no other warp reads
+         * sm.K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -352,12 +354,12 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
-             * memory. */
+            /* Wait until the copies have read shared memory: when this thread block has ended, another block may get
+             * that memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* dK may go to sm.Q[0] first, because no consumer reads Q any more: the consumer that makes P has made the last
-         * P, and does so only after its last product with Q */
+        /* dK passes through sm.Q[0] on its way to global memory. No consumer reads Q any more: the other consumer makes
+         * the last P after its last product with Q, and this consumer has received that P. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes, one by one, the keys of warps that set their flag because a row of dK or dV was not finite. */
+/* Recomputes keys one by one, where a warp has set its flag because a row of dK or dV was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -431,7 +433,7 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS that memory holds for two tiles of queries together. */
+/* Returns the number of tiles of dS for which two tiles of queries together have memory (kept_tiles::width). */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -455,7 +457,8 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
+/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored, so
+ * dQ is computed from S and dP. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -480,7 +483,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    /* backward_256's own part of the workspace: dS, and flags of one byte, one for each warp of each block */
+    /* memory in the workspace that only this file uses: dS, and one flag (a byte) for each warp of each block */
     uint8_t *own;
 };
 
@@ -561,7 +564,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 
 struct shape_row {
     int D, Dv;                                      /* largest head sizes that the shape can compute */
-    cudaError_t (*launch[2])(const backward_job &); /* the launch functions for bfloat16 and float16 */
+    cudaError_t (*launch[2])(const backward_job &); /* functions that launch it: [0] for bfloat16, [1] for float16 */
 };
 template <class X> constexpr shape_row row()
 {
@@ -601,8 +604,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* no launch is divided into shares: heads whose dS fits into the limit are short and take only a few
-     * milliseconds */
+    /* no launch is divided into shares, because one launch takes only a few milliseconds: its heads are few enough for
+     * their dS to fit into the limit */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -37,20 +37,20 @@ template <int D_, int DV_> struct shape {
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    /* number of steps (16 channels each) of K, and of V, that stay in registers for all tiles of queries */
+    /* number of steps of K, and of V, that stay in registers for all tiles of queries; a step has 16 channels */
     static const int HELD = 8;
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
- * 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has a tile of dS for each tile of
- * keys that it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the
- * end: one counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two
- * sees few keys where the other sees many, so the memory has no gap. */
+ * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
+ * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the end: one
+ * counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two sees few
+ * keys where the other sees many, so the memory has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
-    uint16_t *tiles; /* NULL: dS is not stored */
+    uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
     int width, query_tiles;
     /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head whose dS
      * is in memory. */
@@ -64,20 +64,21 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. Heads are computed in parts, one part after the other. If dS is not
- * stored, there is only one part. */
+/* The kernels' parameters besides cuda_args. The heads of a problem are divided into parts, which are computed one
+ * after the other. If dS is not stored, there is only one part. */
 struct plan {
     /* orders of the tiles of keys and of the tiles of queries of one part of the heads; in packed problems some tiles
      * have no rows */
     tile_order keys, queries;
     int heads; /* number of key/value heads of the batch */
-    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes */
+    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes, from
+     * 0 on */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
-    /* Flags for repairs, one byte per warp. nonfinite: of the tiles of keys; nonfinite_queries: of the tiles of
-     * queries. */
+    /* Flags of warps whose rows must be computed again, one byte per warp. nonfinite: for the tiles of keys;
+     * nonfinite_queries: for the tiles of queries. */
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
@@ -104,7 +105,7 @@ DEVICE void prefetch_maps(const maps &m)
 
 struct query_place {
     attn_sequence s;
-    int b, h, hk, i0, Sq; /* i0 >= Sq: the tile of queries is empty */
+    int b, h, hk, i0, Sq; /* i0 >= Sq means that the tile of queries has no rows */
     key_band band;
     key_tiles keys; /* tiles of keys that at least one query of the tile sees */
 };
@@ -241,7 +242,7 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the buffer of the tile before the newest one. */
+    /* Releases the buffer of the tile before the newest one, which no product reads any more. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
@@ -347,7 +348,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Recomputes, one by one, the rows of dQ of warps that set their flag because a row was not finite. */
+/* Recomputes rows of dQ one by one, where a warp has set its flag because a row was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -15,10 +15,10 @@ namespace {
 
 template <class X> struct shared_kept {
     alignas(1024) uint16_t K[X::STAGES_KEPT][X::BN * X::D];
-    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE]; /* [w]: the tile of dS for consumer w */
+    alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE]; /* [buffer][w]: the tile of dS for consumer w */
     barrier_pairs<X::STAGES_KEPT> bars;
     query_place place;
-    key_tiles own[2]; /* [w]: those of the block's tiles of keys that consumer w sees */
+    key_tiles own[2]; /* [w]: which of the block's tiles of keys consumer w sees */
 };
 
 /* Returns the tiles of keys that some query of consumer w sees. */

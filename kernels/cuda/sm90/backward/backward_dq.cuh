@@ -1,7 +1,7 @@
 /* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Some blocks
- * find no more tiles of keys while others still work. The consumers of these blocks compute dQ. Each warp claims units
- * (32 or 64 queries of a head), in the order in which heads are processed, and waits until all tiles of keys of the
- * head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
+ * find no more tiles of keys while other blocks still work. The consumers of the idle blocks compute dQ. Each warp
+ * claims units (32 or 64 queries of a head), in the order in which heads are processed, and waits until all tiles of
+ * keys of the head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -31,7 +31,7 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            /* claim each unit of queries while the unit before it is computed, because the atomic operation takes
+            /* claim the next unit of queries before the present one is computed, because the atomic operation takes
              * time */
             next = claim_unit();
             write(n);

@@ -21,7 +21,8 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
     if (plan->features & PADDING_FEATURES) return false;
-    /* products add q.k to the bias in one accumulator, but a softcap must be applied to q.k before the bias is added */
+    /* a product adds q.k to the bias in its accumulator, but a softcap must be applied to q.k before the bias is added,
+     * so these kernels cannot do both */
     if (p->bias.rank && p->softcap > 0) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
     return plan_tiles(chip, plan);

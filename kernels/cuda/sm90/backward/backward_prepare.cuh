@@ -45,13 +45,13 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
 }
 
 const int PREPARER_SHARE = 4; /* one of every PREPARER_SHARE multiprocessors runs prepare_ahead */
-/* threads of a block of prepare_ahead; their registers leave no room for a second block on the multiprocessor */
+/* threads of a block of prepare_ahead; they take so many registers that no second block fits on the multiprocessor */
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
     static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* number of lanes that share a row */,
                      STEP = 32 / LANES /* rows that a warp processes at the same time */;
-    /* number of rows that a lane loads before it uses the first of these rows, to have many loads in flight */
+    /* number of rows that a lane loads before it uses the first of them: many loads in flight hide latency */
     static const int TOGETHER = 8;
     const cuda_args &a;
     const plan &p;
@@ -74,7 +74,7 @@ template <typename T, class X> struct preparer {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
         const int first = x.i0 % QUERY_TILE; /* index of the unit's first query in its tile of queries */
-        /* lse and dlse of the lane's rows, loaded before the products and used after them */
+        /* y: lse, less: dlse of the lane's rows; both are loaded before the products and used after them */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
@@ -107,7 +107,7 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* all lanes have read `products`, so the next unit of queries may overwrite it */
+        __syncwarp(); /* after this barrier all lanes have read `products`, so the next unit may overwrite it */
     }
 
     /* Splits lse into two numbers, lse and rest (saved.rest), for all rows of a unit of queries. It is called only if
@@ -172,7 +172,7 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Prepares all units of queries: computes their delta and lse. The warps of all blocks take the units in order, and
+/* Prepares all units of queries: computes their delta and lse. The warps of all blocks take the units in order, so that
  * neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)

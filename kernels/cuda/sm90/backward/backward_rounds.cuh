@@ -15,15 +15,15 @@ namespace {
 /* The variants of the kernel. Each computes only some of the options, because code for more options costs registers. */
 enum variant {
     PLAIN,
-    CAPPED /* softcap alone */,
+    CAPPED /* only softcap */,
     WITH_OPTIONS,
-    WITHOUT_BIAS, /* all options, including those of pairs.cuh, except a bias */
-    WITH_BIAS     /* all options, including those of pairs.cuh, except a softcap */
+    WITHOUT_BIAS, /* all options, including keep_mask and dropout (pairs.cuh), but no bias */
+    WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep further values in shared
- * memory until dS is computed. The values take 16 or 32 KB, so that shared memory has one buffer less for Q or for dS.
- * */
+/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep more numbers in shared
+ * memory until dS is computed. These numbers take 16 or 32 KB, so that shared memory has one buffer less for Q or for
+ * dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -40,8 +40,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials. Turns make the kernel faster at D = 64, which
-         * has as many exponentials as D = 128 but half the products. */
+        /* Whether the two consumers take turns with their exponentials. Taking turns makes the kernel faster at D = 64,
+         * which has as many exponentials as D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
     /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. dV is
      * therefore computed in two halves of the queries there, and dP is issued only after the product dK is complete. */
@@ -52,7 +52,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 };
 
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun: a block has stored its dQ as the first sum, and other blocks may add their dQ */
+/* value of a word of plan.begun: the first block has stored its dQ as the sum, and other blocks may add theirs */
 enum { PART_THERE = 2 };
 enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
 
@@ -63,29 +63,29 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
-    tile_order order; /* order of the tiles of keys; in packed problems some tiles have no rows */
+    tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
     int *counter;     /* number of tiles of keys that blocks have claimed (cuda_chip::counter) */
     backward_scratch scratch;
-    float scale, c; /* c = log2(e) * scale; both are > 0 */
-    /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
+    float scale, c; /* c = log2(e) * scale; both members are > 0 */
+    /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
-    uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
+    uint32_t *prepared;       /* [key/value head]: how many units of queries prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
-    bool out_in_pieces;       /* true: out can be read in pieces of 16 bytes (dO always can) */
+    bool out_in_pieces;       /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
-    /* per key/value head: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
+    /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
     uint32_t *done;
-    int *claimed; /* number of units of queries that warps have claimed in order to compute dQ, see dq_writer */
+    int *claimed; /* number of units of queries that warps have claimed in order to compute their dQ, see dq_writer */
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
     /* option `deterministic`: the tiles of keys of a head are taken, and added to dQ, from the last to the first */
     bool in_order;
     /* true: the first block with dQ for a query tile stores it as the tile's sum, and later blocks add to the sum */
     bool claims;
-    bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
-    score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
+    bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that even the first block adds */
+    score_mods mods; /* ALiBi and softcap; ALiBi's slopes are multiplied by log2(e), as scores are */
     float cap;       /* tanh times this factor is the score in base 2 after softcap */
     near_tanh near_0;
     flash_mask mask;
@@ -97,17 +97,17 @@ struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* 1 / (the scale by which q.k is multiplied) */
+    float per_scale; /* 1 / (the scale by which q.k is multiplied to make the score) */
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
 /* What the loader tells the consumers about a round, which is one tile of queries of one head. */
 struct round_record {
     int tile, h;
-    bool more;        /* whether another tile of queries follows */
+    bool more;        /* true: another tile of queries follows; false: this one is the last */
     bool bounded;     /* true: FlashMask hides some pairs of the tile of queries with the block's keys */
     bool partly_kept; /* true: keep_mask hides some pairs of the tile of queries with the block's keys */
-    float slope;      /* ALiBi's slope in base 2; 0: no ALiBi */
+    float slope;      /* the head's ALiBi slope times log2(e); 0: no ALiBi */
 };
 
 template <class X> struct shared {
@@ -119,17 +119,17 @@ template <class X> struct shared {
         /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end dK and dV pass through this memory
          * on their way to global memory. */
         dS[X::STAGES_DS][X::BM * X::BN];
-    /* dQ of each consumer, in the order of fragment_at() */
+    /* dQ of each consumer, in the order of the float32 sums in global memory (fragment_at()) */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, one column per thread */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, for dS; one column per thread */
     /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
     uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite; /* 1 if a warp found a dK or dV that is not finite in one of the block's tiles of keys */
+    int any_nonfinite; /* 1 if a warp found a dK or dV that is not finite in one of the tiles of keys of this block */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* descriptions of the present and the next tile of keys */
@@ -181,7 +181,7 @@ template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* h == end means that no tile of queries is left */
+    int h, tile; /* h: query head, tile: tile of queries; h == end means that no tile of queries is left */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -219,8 +219,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the number of parts of dQ that are done: they were added to the sums, or their tile of keys has no
- * rows. */
+/* Adds `parts` to the head's number of parts of dQ that are done. A part is done when it is added to the sums, or if
+ * its tile of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -300,7 +300,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* phase of the barriers of K and V */
+    uint32_t phase = 0; /* parity of the phase for which this thread waits next at the barriers of K and V */
 
     DEVICE void run()
     {
@@ -355,9 +355,9 @@ template <class X> struct loader {
     }
 };
 
-/* One warp per consumer sends the consumer's parts of dQ to the sums in global memory: the warp's first lane makes the
- * copy engine add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait
- * for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
+/* For each consumer, one warp sends the consumer's parts of dQ to the sums in global memory: the warp's first lane
+ * makes TMA add them. Unless the sums were zeroed, the first block at a sum stores its part, and other blocks wait for
+ * the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block is storing.
  * PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block waits for its
  * turn. The sender waits for the word while the consumer computes the part, and sets it while the consumer computes the
  * next part. */
@@ -398,8 +398,8 @@ template <class X> struct sender {
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* wait until the copy engine has read the previous part of dQ, if there is one, so that the consumer may
-             * overwrite it */
+            /* wait until TMA has read the previous part of dQ, if there is one, so that the consumer may overwrite
+             * it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);

@@ -41,12 +41,12 @@
  * of 64 queries while the other consumer's are not. The first consumer skips such a round and leaves the tensor cores
  * to the other.
  *
- * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
- * sm80/backward_steps.h. The sums need not be zeroed: the first block at a part of the sums stores it, and all later
- * blocks add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom
- * wait for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
- * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
- * from the sums (backward_dq.cuh).
+ * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
+ * The sums need not be zeroed: the first block at a part of the sums stores it, and all later blocks add to it (see
+ * sender). Blocks that see the same queries begin with different query tiles, so that they seldom wait for a first
+ * store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of backward_prepare.cuh,
+ * which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ from the sums
+ * (backward_dq.cuh).
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
  * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN
@@ -93,17 +93,17 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next tile of queries */
+    ring<X::STAGES_Q> q; /* positions, in the rings of Q (q) and of dO (o), of the next tile of queries */
     ring<X::STAGES_DO> o;
     /* positions in the ring of dS: `mine` is the buffer that this warpgroup writes next; `whole` is the buffer that it
      * reads next for dQ */
     ring<X::STAGES_DS> mine, whole;
-    uint32_t phase = 0; /* phase of the barriers of K and V */
+    uint32_t phase = 0; /* parity of the phase for which the consumer waits next at the barriers of K and V */
     int tile;           /* number of the next tile of queries */
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first
-     * buffer of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
+    /* Operands of the products. own_K, own_V: K and V of this warpgroup's keys. Names that begin with first_: the
+     * operand in the first buffer of a ring. K_down: K as the operand of this warpgroup's part of dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
@@ -175,8 +175,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* Sets a bit of `hidden`, in the order of S, for each score that causal, window, lengths or FlashMask hide. The
-     * loops are not unrolled, to save registers. */
+    /* Sets bits of `hidden`, which has a bit per score in the order of S: the bit becomes 1 if causal, window, lengths
+     * or FlashMask hide the pair. The loops are not unrolled, to save registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -286,7 +286,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k to it. If
-     * the quotient is -inf, the pair's P is 0, which is right unless the row's lse is huge. exponents_in_parts()
+     * the quotient is -inf, the pair's P becomes 0. That is right unless the row's lse is huge; exponents_in_parts()
      * computes rows with a huge lse. */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
@@ -322,7 +322,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Sets the bit in `hidden` of each pair that keep_mask hides. */
+    /* Sets the bit in `hidden` of each pair that keep_mask hides. `hidden` has a bit per score. */
     DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         if constexpr (X::PAIRS) {
@@ -365,7 +365,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* exponent_of() reads only the members that are set below */
+            head_args head; /* exponent_of() reads only the members of `head` that are set below */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -524,7 +524,8 @@ template <typename T, class X, typename R> struct gradients {
         });
     }
 
-    /* Returns P of a pair as dV needs it: 0 for a dropped pair, whose P is negative here. */
+    /* Returns P of a pair as the product dV needs it: 0 for a dropped pair. drop_pairs() has made P of dropped pairs
+     * negative. */
     static DEVICE float kept_P(float P)
     {
         return X::PAIRS && P < 0 ? 0 : P;
@@ -605,7 +606,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* a tile of queries in which the options change nothing is computed as in the variant without options */
+        /* if the options change nothing in this tile of queries, compute it as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -618,7 +619,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for S and dP of the next tile of queries, whose products have been issued, and turns S into P. */
+    /* Waits for the products S and dP of the next tile of queries, which were issued earlier, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
@@ -634,8 +635,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile: the dQ is computed all the same, because a branch around the product would cost registers, and
-     * is not handed over. */
+     * no previous tile: a dQ is computed all the same, because a branch around the product would cost registers, but is
+     * not handed to the sender. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -680,8 +681,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Takes the place of round() where no query of the tile sees a key of this warpgroup: computes no product, and
-     * writes zeros to shared memory as the warpgroup's dS. */
+    /* Replaces round() for a tile of queries that sees no key of this warpgroup. Computes no product, and writes zeros
+     * to shared memory as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -733,7 +734,7 @@ template <typename T, class X, typename R> struct gradients {
             }
     }
 
-    /* Multiplies dK or dV by `factor` and stores it. Returns whether all results are finite. */
+    /* Multiplies the sums dK or dV by `factor` and stores the results. Returns whether all results are finite. */
     DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
     {
         const float factors[2] = { factor, factor };
@@ -760,7 +761,7 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether the first tile of queries (or, if not `first`, the last tile) sees none of this warpgroup's keys,
+    /* Returns whether the first tile of queries (with `first` false: the last tile) sees none of this warpgroup's keys,
      * so that the warpgroup can skip it. Returns false if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
@@ -793,8 +794,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* Rows past the end are zeroed more often than necessary, which does no harm. The exact condition needs the
-         * flag ends_of_keys too, which ptxas would spill. */
+        /* This sets rows past the end to zero more often than necessary, which does no harm. The exact condition needs
+         * the flag ends_of_keys too, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -881,14 +882,14 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile of keys reads memory through which dK and dV have passed; its
-             * result is not used */
+            /* The first product dQ of the next tile of keys reads memory through which dK and dV have passed. Its
+             * result is not used, but the writes of dK and dV must be ordered before this read. */
             fence_proxy_async_shared();
         }
     }
 };
 
-/* Recomputes keys of the block's tiles, one by one: the keys whose dK or dV this warp has found not to be finite. This
+/* Recomputes, one by one, the keys of the block's tiles for which this warp has found that dK or dV is not finite. This
  * function is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
@@ -956,7 +957,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-const int KEYS = 128; /* number of keys of a block, in all shapes */
+const int KEYS = 128; /* number of keys of a block, the same in all shapes */
 
 int64_t per_head_of(const attn_dims &d)
 {
@@ -991,7 +992,7 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* Offsets of this kernel's own part of the workspace, which lies behind the part that backward_steps.h describes. */
+/* Where this kernel's own memory in the workspace lies. It is behind the memory that backward_steps.h describes. */
 struct layout {
     /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;
@@ -1119,7 +1120,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* [0: bfloat16, 1: float16][0: dK and dV have the inputs' dtype, 1: they are float32] */
+    /* functions that launch the kernel; indices: 0: bfloat16, 1: float16; 0: dK and dV have the inputs' dtype, 1: they
+     * are float32 */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()
@@ -1130,7 +1132,7 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* Returns whether the kernel can compute the problem, apart from the problem's options. */
+/* Returns whether the kernel can compute the problem. The problem's options are not checked here. */
 bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -1139,7 +1141,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    /* units of queries, and the progress words of words_of(), are counted in int */
+    /* units of queries, and the progress words of words_of(), are counted in int, so a problem with too many tiles is
+     * refused */
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;

@@ -1,7 +1,7 @@
-/* decode_copies.cuh: the copy engine loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys
- * in one piece are left to copies by threads (copies_by_threads), which are as fast for them, and 1 to 2 % faster where
- * memory bandwidth is the bound. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a
- * result do not depend on who copies.
+/* decode_copies.cuh: TMA loads the tiles of sm80/decode.cuh on Hopper, for keys and values in pages. Keys in one piece
+ * are left to copies by threads (copies_by_threads), which are as fast for them, and 1 to 2 % faster where memory
+ * bandwidth is the bound. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a result
+ * do not depend on whether threads or TMA copy.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
  * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
@@ -29,11 +29,11 @@
  * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
  * for the same tile anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. For rows of 128
- * bytes this is the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle
- * that sm80/tile.cuh has for rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may
- * have rows past the sequence's end, which may hold anything. Boxes that lie wholly past the end are not requested. All
- * rows past the end are set to zero in shared memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as TMA swizzles them. For rows of 128 bytes this is
+ * the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle that
+ * sm80/tile.cuh has for rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may have
+ * rows past the sequence's end, which may hold anything. Boxes that lie wholly past the end are not requested. All rows
+ * past the end are set to zero in shared memory. */
 #ifndef ATTN_SM90_DECODE_COPIES_CUH
 #define ATTN_SM90_DECODE_COPIES_CUH
 
@@ -43,18 +43,18 @@
 
 namespace {
 
-/* number of rows after which the swizzle repeats; a box (one load of the copy engine) has at least this many rows */
+/* number of rows after which the swizzle repeats; a box (one load of TMA) has at least this many rows */
 enum { LEAST_BOX = 8 };
-enum { MOST_SLOTS = 12 }; /* the most slots (tiles) in the ring of any shape */
+enum { MOST_SLOTS = 12 }; /* the largest number of slots (buffers for a tile) in the ring of any shape */
 
-/* Where a box (one load of the copy engine) starts: the number of its page, and the row within the page. */
+/* Where a box (one load of TMA) starts: the number of its page, and the row within the page. */
 struct box_place {
     int row, page;
 };
 
 struct copy_plan {
     CUtensorMap K, V;
-    /* box: rows that one load of the copy engine brings, a power of two; box_shift: log2 of box */
+    /* box: rows that one load of TMA brings, a power of two; box_shift: log2 of box */
     int box, box_shift;
 };
 
@@ -86,7 +86,7 @@ template <typename T, class X> struct copies_by_engine {
     const cuda_args &a;
     const int b, hk, Sk;
     const split_place keys;
-    int filled; /* number of steps (a tile of K or of V each) whose loads were issued */
+    int filled; /* number of steps whose loads were issued; a step is a tile of K or of V */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
@@ -100,11 +100,11 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Looks up where each box (one load of the copy engine) of the split starts. One warp calls this function. It reads
-     * no entry of the page table behind that of the last key. */
+    /* Looks up where each box (one load of TMA) of the split starts. One warp calls this function. It reads no entry of
+     * the page table behind that of the last key. */
     DEVICE void find_boxes() const
     {
-        /* one past the last key to load: the end of the split's last whole tile, or of the sequence if that comes
+        /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends
          * first */
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
@@ -139,9 +139,9 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
+        /* request the first tiles: as many as there are slots; a split without keys has no step */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* X::FEW: each of the four warps fills one slot */
+        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -218,7 +218,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* Computes what decode_splits() of sm80/decode_launch.cuh computes, with tiles that the copy engine loads. */
+/* The kernel decode_splits() of sm80/decode_launch.cuh, with tiles that TMA loads. */
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Describes K or V to the copy engine. Returns false if the strides do not fit the copy engine. */
+/* Describes K or V to TMA. Returns false if the strides do not fit TMA. */
 inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;
@@ -246,9 +246,9 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
     return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
 }
 
-/* Describes keys and values to the copy engine. tile: the least number of keys per tile, over all shapes. row_bytes:
- * the bytes of a row of a tile in shared memory. Returns false unless the copy engine can load them and the variant of
- * the kernel exists (see decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
+/* Describes keys and values to TMA. tile: the least number of keys per tile, over all shapes. row_bytes: the bytes of a
+ * row of a tile in shared memory. Returns false unless TMA can load them and the variant of the kernel exists (see
+ * decode_by_engine() in sm80/decode.h). Heads above 256 have no variant for float8 keys. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {
@@ -261,7 +261,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
-    /* a box (one load of the copy engine) must lie within one page and within one tile */
+    /* a box (one load of TMA) must lie within one page and one tile, so its number of rows divides both */
     const int box_bytes = row_bytes < 128 ? row_bytes : 128;
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;
@@ -273,7 +273,7 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
            tma_map(&copies->V, V, copies->box, box_bytes, promotion);
 }
 
-/* Launches decode_splits_by_engine(). */
+/* Launches the kernel decode_splits_by_engine(), which computes splits. */
 template <typename T, int D, keys_as AS>
 cudaError_t launch_splits(const copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks,
                           cudaStream_t stream)

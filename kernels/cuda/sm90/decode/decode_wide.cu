@@ -1,4 +1,4 @@
-/* decode_wide.cu: computes the splits of sm80/decode_wide.cu on Hopper, with tiles that the copy engine loads
+/* decode_wide.cu: computes the splits of sm80/decode_wide.cu on Hopper, with tiles that TMA loads
  * (decode_copies.cuh). */
 #include "decode_copies.cuh"
 

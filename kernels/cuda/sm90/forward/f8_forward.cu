@@ -1,10 +1,9 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
  * The kernel has the structure of forward_tiles.cuh. There is one block per multiprocessor. One warp hands out work
- * tiles (BM query rows of one head), and another warp makes the copy engine fill a ring of K tiles and a ring of V
- * tiles. C consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during
- * products of its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3,
- * arXiv:2407.08608, 3.3):
+ * tiles (BM query rows of one head), and another warp makes TMA fill a ring of K tiles and a ring of V tiles. C
+ * consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during products of
+ * its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
  *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
  *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
@@ -59,9 +58,9 @@ enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
  * tiles in each ring; T, the type in which q and k are multiplied; SHORT_ENDS, explained at the member below. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Whether a work tile (BM rows of one head) begins and ends faster: in the first tile of keys only scores that some
-     * row sees are computed, and the softmax ends while the last product runs. The gain is largest where a work tile
-     * has few tiles of keys, or wide ones. */
+    /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
+     * that some row sees are computed, and the softmax ends while the last product runs. The gain is largest where a
+     * work tile has few tiles of keys, or wide ones. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -74,7 +73,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    /* whether a consumer's thread needs as many registers as a block of this size can give it */
+    /* whether a consumer's thread needs all registers that a block of this size can give it */
     static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
@@ -86,7 +85,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
     /* whether the wait for the product O, and the rescaling of O, come in the middle of the softmax of the next tile */
     static const bool EARLY = D == 128 && !WIDE;
-    /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
+    /* whether largest_by_bits() finds maxima; at D = 256 no registers are free for it */
     static const bool BY_BITS = D < 256;
     /* Whether O is set to zero before products add to it. Otherwise the first product overwrites O, which is 2 % slower
      * for BN = 224 and faster for all other shapes. */
@@ -100,14 +99,14 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
      * room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four of these sums take */
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* negative: 1 if scores must change their sign, because the scale is negative */
+    int last, index, negative; /* negative: 1 if the scale is negative, so that scores must change their sign */
     /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
@@ -134,8 +133,8 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose() */
-    int newest[X::C * 4]; /* [warp]: the newest work tile with rows that this warp has to repair; -1: none */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* help_to_transpose(): the unit of V that each warp transposes */
+    int newest[X::C * 4]; /* [warp]: the newest work tile for which this warp has left a repair_note; -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
@@ -161,8 +160,8 @@ struct plan {
     results to;
     transpose_plan transpose;
     repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
-    /* number of work tiles that blocks have claimed from the counter; each block computes its first work tile without a
-     * claim */
+    /* number of work tiles that blocks have claimed from the counter; a block's first work tile follows from the
+     * block's number and needs no claim */
     int *counter;
 };
 
@@ -192,8 +191,8 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* Claims work tiles and hands them to the block's other warps. One warp runs this; its first lane publishes the
- * tiles. */
+/* The warp that hands out work: claims work tiles and passes them to the block's other warps. Its first lane publishes
+ * them. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -235,7 +234,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. `ready`: V^T is known to be ready from this block of keys on. */
+    /* Loads tile j of V^T. `ready`: number of the block of keys from which V^T is known to be ready. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -254,8 +253,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
-             * the present work tile's last tiles of keys are left. */
+            /* true: the work tile is released late, when only the loads of its last tiles of keys are left; its release
+             * lets the block claim the next work tile */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -299,7 +298,7 @@ DEVICE float2 counted(const float *sums)
  * multiplies them by 0, so they must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factor of the sums in shared memory that is still to be applied, because rows were rescaled after the last
+    /* factor for the sums in shared memory that is not applied yet; rows were rescaled by it after the last
      * promotion */
     float left[2] = { 0, 0 };
 
@@ -361,7 +360,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier l may be overwritten: all lanes have read it from shared memory */
+            __syncwarp(); /* after this barrier l in shared memory may be overwritten: all lanes have read it */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -371,7 +370,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds to O and to l their promoted sums from shared memory. */
+    /* Adds the promoted sums in shared memory to O and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -414,7 +413,7 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* Return the operands K and V: the buffers of the rings that this consumer reads next. */
+    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -497,8 +496,7 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* In the first tile that this warpgroup computes, some row of the warpgroup sees this many keys; later keys of
-         * the tile are hidden. */
+        /* number of keys of the first tile that some row of this warpgroup sees; later keys of the tile are hidden */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -552,8 +550,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* Returns those bits of repair_note::rows that follow from the scores (rows with huge scores) and from V
-     * (V_NAN). */
+    /* Returns the bits of repair_note::rows for rows with huge scores, and V_NAN if V had a NaN. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -591,7 +588,7 @@ template <class X> struct attention {
             sm.newest[warp_index()] = x.index;
         }
         __syncwarp(); /* after this barrier out may overwrite the warp's sums in shared memory: all lanes have read
-                       * the sums */
+                       * these sums */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -631,7 +628,7 @@ template <class X> struct attention {
 
 /* ---- Computing rows again, and helping to transpose V ------------------------------------------------------------ */
 
-/* Computes, row by row, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
+/* Computes, one by one, the rows for which this warp has left a note: rows with huge scores, and rows that see a NaN.
  * If the function were inlined, or the loop over work tiles did not end by a vote (__any_sync), ptxas would keep
  * descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
@@ -732,10 +729,10 @@ struct run_counters {
     int unused[29];
 };
 
-/* Offsets in scratch memory, in which counters and marks come first. Behind them lie a note per work tile and warp,
- * V^T, and q and k as bfloat16. */
+/* Where in scratch memory each part begins: first counters and marks, then a note per work tile and warp, then V^T,
+ * then q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* in bytes */
+    int64_t notes, V, wide[2], bytes; /* offsets in bytes */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -891,7 +888,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* work tiles, and units of V^T, are counted in 32 bits */
+        return false; /* work tiles and units of V^T are counted in 32 bits, so a larger problem is refused */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

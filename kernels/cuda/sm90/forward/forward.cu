@@ -1,6 +1,7 @@
-/* forward.cu: tile shapes of the Hopper forward. It computes problems without options, and problems with softcap,
- * ALiBi, FlashMask or float8's scales, but none with a bias, a mask or dropout per pair. The kernel is in
- * forward_tiles.cuh. Sequences of few rows and many keys are left to forward_split.cu. */
+/* forward.cu: tile shapes of the Hopper forward. The shapes of this file are for problems without options, and for
+ * problems with softcap, ALiBi, FlashMask or float8's scales. forward_pairs.cu has the shapes for problems with a bias,
+ * keep_mask or dropout. The kernel is in forward_tiles.cuh. Sequences of few rows and many keys are left to
+ * forward_split.cu. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
@@ -15,7 +16,7 @@ struct shape_row {
     bool score_mods;
     int masks;
     int least_Sk;
-    /* the launch functions for bfloat16 and float16 */
+    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
@@ -44,13 +45,13 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* BN is 64, because a BN of 80 makes ptxas spill registers */
+    /* BN (keys per tile) is 64, because ptxas would spill registers with 80 */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */
 
-/* Launches all rows of the table that the problem needs. If sequences have different lengths, several rows may be
- * needed. Each launch then computes only the sequences for whose lengths its row is meant. */
+/* Launches the kernels of all rows of the table that the problem needs. If sequences have different lengths, several
+ * rows may be needed. Each launch then computes only the sequences for whose lengths its row is meant. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;

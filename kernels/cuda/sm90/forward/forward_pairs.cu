@@ -12,7 +12,7 @@ namespace {
 struct pair_row {
     int D, BN;
     bool bias; /* whether kernels of this shape can add a bias */
-    /* the launch functions for bfloat16 and float16 */
+    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr pair_row row()

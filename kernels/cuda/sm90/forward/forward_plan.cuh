@@ -1,5 +1,5 @@
 /* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan (all numbers in 32 bits), the work
- * tiles and the scratch memory. This file also says which problems these kernels take. */
+ * tiles and the scratch memory. This file also decides which problems these kernels compute. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -25,30 +25,30 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
 struct plan {
-    ending_order order; /* order of the work tiles; in packed problems some have no rows */
+    ending_order order; /* the order in which work tiles are claimed; in packed problems some have no rows */
     int B, H, group, Sq, Sk;
     int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    bool ends_of_queries; /* see cuda_args */
+    bool ends_of_queries; /* copy of cuda_args::ends_of_queries */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite; /* [work tile][warp]: nonzero if the warp's result was not finite */
+    uint8_t *nonfinite; /* [work tile][warp]: not 0 if the warp's result was not finite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
     /* in packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
-    /* this launch computes only sequences whose keys are not split by this rule */
+    /* this launch leaves out sequences whose keys are split by this rule; forward_split.cu computes them */
     split_rule splits;
-    int *counter; /* see cuda_chip */
+    int *counter; /* copy of cuda_chip::counter, from which blocks claim work tiles */
 };
 
-/* The plan of shapes with bias, keep_mask or dropout (pairs.cuh). If there is a bias, a score is q.k times `unit`, plus
+/* The plan of kernels for bias, keep_mask or dropout (pairs.cuh). If there is a bias, a score is q.k times `unit`, plus
  * the bias, and reference.c and largest_unit refer to that score. */
 struct pair_plan : plan {
     pair_bias bias;
@@ -66,7 +66,8 @@ struct __align__(16) work_tile
     int last, Sq, Sk, align;
     /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    /* with FlashMask or keep_mask: index (0 or 1) of the work tile's list of visible key tiles in shared memory */
+    /* with FlashMask or keep_mask: number (0 or 1) of the list, in shared memory, of the key tiles that this work tile
+     * sees */
     int list;
     /* in forward_split.cu: number of this split of the rows' keys, how many splits there are, and the number of key
      * tiles of a split */
@@ -129,7 +130,7 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
 /* ---- Functions of the host: scratch memory ----------------------------------------------------------------------- */
 
 /* Returns the distance between the rows of a tensor in scratch memory, in elements: D elements of 16 bits, rounded up
- * to a multiple of 16 bytes, which the copy engine needs. */
+ * to a multiple of 16 bytes, which TMA needs. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
@@ -147,7 +148,7 @@ const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::
 /* Offsets in scratch memory, in this order: plan::before of all work tiles, and the flags of their warps; with
  * FlashMask, the smallest and largest bounds of the mask for each tile of keys; with float8, q, k and v as bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* in bytes */
+    int64_t extremes, wide[3], bytes; /* offsets in bytes */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -178,7 +179,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* too many work tiles: they are counted in 32 bits */
+        return false; /* work tiles are counted in 32 bits, so a problem with more of them is refused */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -204,7 +205,7 @@ struct forward_job {
     split_rule splits = NO_SPLITS;
 };
 
-/* Fills in the plan, except for what differs between the launches of a run. */
+/* Fills in the plan. Numbers that differ between the launches of a run are set later. */
 void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;
@@ -238,7 +239,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 /* Offsets in scratch memory of the parts that follow those of struct layout: a keep_mask as bits, and the smallest and
  * largest bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* in bytes */
+    int64_t kept, extremes, bytes; /* offsets in bytes */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {

@@ -12,13 +12,13 @@ namespace {
 
 struct split_row {
     int D, BN, least; /* least: the least number of keys of a split; shorter splits take more time than they save */
-    /* the launch functions for bfloat16 and float16 */
+    /* functions that launch the kernel: [0] for bfloat16, [1] for float16 */
     cudaError_t (*launch[2])(const forward_job &);
 };
 
 /* ---- The kernel that adds up splits ------------------------------------------------------------------------------ */
 
-enum { MERGE_COLUMNS = 32 }; /* number of columns of a warp of merge_splits */
+enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
 
 /* Adds the splits of 16 rows (those of one warp of forward_tiles), and stores the results of the rows. Each warp has
  * MERGE_COLUMNS columns. */
@@ -26,7 +26,7 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::DV)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums are loaded at a time */
+    const int WARPS = 4 * X::C, AHEAD = 4; /* AHEAD: number of splits whose sums a thread loads before it adds them */
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
@@ -93,9 +93,9 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* How the work of a problem is laid out: see split_plan. */
+/* How the work of a problem is divided, and where in the workspace sums lie: see split_plan. */
 struct split_layout {
-    int64_t per_head, heads, tiles; /* tiles: number of work tiles */
+    int64_t per_head, heads, tiles; /* tiles: number of work tiles of the problem */
     int most;
     bool in_turn;
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
@@ -106,18 +106,19 @@ struct split_layout {
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows. That changes only the time. tiles: number of tiles of
- * rows. count: the largest number of splits. */
+/* Returns whether a work tile computes all splits of its rows. Its result changes only the time, not the bits. tiles:
+ * number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
-    /* The numbers of splits of packed sequences are in device memory. Most of the work tiles would be empty if each
-     * sequence had room for as many splits as any may have. */
+    /* The lengths of packed sequences, and so their numbers of splits, are in device memory. If each sequence had work
+     * tiles for as many splits as any may have, most work tiles would be empty. Therefore one work tile computes all
+     * splits. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Sets the offsets in the workspace. */
+/* Sets the offsets of of_row and sums in the workspace. */
 void place_sums(split_layout &x, int DV)
 {
     const int64_t warps = SPLIT_BM / 16;
@@ -126,7 +127,7 @@ void place_sums(split_layout &x, int DV)
     x.bytes = x.sums + x.slots * SPLIT_BM * DV * (int64_t)sizeof(float);
 }
 
-/* The problem must have splits. */
+/* Lays out the work of a problem. The rule must divide the keys of at least one sequence into splits. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int DV)
 {
     split_layout x;
@@ -151,7 +152,7 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     kv_maps maps;
     const CUtensorMap none = {};
     const attn_view &q = g.view[ATTN_T_q];
-    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* rows are heads, and heads are queries */
+    tma_tensor queries = tma_tensor_of(q, e.B, e.rows_q, d.H, d.D); /* in this map rows are heads, heads are queries */
     queries.head = q.row, queries.row = q.head;
     if (!tma_map(&maps.Q, queries, 1 << r.shift, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 64 >> r.shift) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
@@ -215,6 +216,8 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
+    /* kernels number the rows of a packed problem by int */
+    if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);
     r.per_tile = (int)attn_min64(g.group >> r.shift, FAR);
@@ -242,8 +245,9 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan)
     const int DV = shape_of(d).D;
     split_layout x = split_layout_of(chip, r, d, DV);
     const int64_t bytes = x.bytes;
-    if (d.packed || !x.in_turn || tile_seconds(chip, plan) < chip->step_seconds) return (size_t)bytes;
-    /* device.cu divides a long problem into parts, whose splits may be work tiles */
+    if (d.packed || !x.in_turn) return (size_t)bytes;
+    /* device.cu may divide this problem, or the backward that it belongs to, into parts, which use the same workspace.
+     * In a part each split may be a work tile, which needs more memory for sums, so compute that size too. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = x.slots = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     place_sums(x, DV);

@@ -2,10 +2,9 @@
  * forward.cu and forward_pairs.cu say which problem takes which tile shape.
  *
  * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
- * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes the copy
- * engine fill a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are
- * consumers. A consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm
- * 1):
+ * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes TMA fill
+ * a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are consumers. A
+ * consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -22,17 +21,17 @@
  * a tile of keys passes its turn on and releases the buffer (pipeline.cuh). A consumer whose rows are all past the end
  * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
  *
- * Rescaling: a row's reference m moves only when a P relative to m would exceed 2^8, which is rare (softmax.cuh). A
- * warp rescales O only if m moves in at least one of its rows.
+ * Rescaling: a row's reference m (the number subtracted from its scores before exp2) moves only when a P would exceed
+ * 2^8, which is rare (softmax.cuh). A warp rescales O only if m moves in at least one of its rows.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
  * multiple of 8 and for any length.
  *
  * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
  * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O goes through its own
- * part of shared memory, so that Q's memory is free for the next work tile, and the copy engine stores it, a warp's
- * rows at a time. Where shared memory has no room for O, it is stored directly from registers. The kernel starts while
- * the previous kernel of the stream ends (programmatic dependent launch).
+ * part of shared memory, so that Q's memory is free for the next work tile, and TMA stores it, a warp's rows at a time.
+ * Where shared memory has no room for O, it is stored directly from registers. The kernel starts while the previous
+ * kernel of the stream ends (programmatic dependent launch).
  *
  * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
  * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
@@ -79,7 +78,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    static const bool SPLITS = VARIANT == SPLIT; /* whether work tiles have only a part of their rows' keys */
+    static const bool SPLITS = VARIANT == SPLIT; /* whether a work tile has only some of its rows' keys (a split) */
     /* Whether consumers skip tiles at the beginning of a work tile's keys: with a window, one consumer may not see
      * tiles that another sees. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
@@ -91,16 +90,15 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are kept as the low words of descriptors; at other head sizes that makes the kernel 1 to 4 %
-         * slower */
+        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
         D == 128 || D == 192;
     /* whether the wait for the product O comes after the softmax, see release_K_late() */
     static const bool LATE_WAIT = D == 128 || D == 192;
     /* If a warpgroup's rows see no more than the first FEW_KEYS keys of their last tile of keys, the warpgroup computes
      * only the scores of these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* The argument IN_TURN of softmax_step(). The value 2 is slower than 1 where a tile has few keys. With options no
-     * register is free for the value 2. */
+    /* The argument IN_TURN of softmax_step(): how far the second row's maximum waits for the first row. The value 2 is
+     * slower than 1 where a tile has few keys. With options no register is free for the value 2. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
@@ -111,7 +109,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
-/* The type of the plan of a kernel instance. */
+/* The type of the plan that a kernel instance gets: with bias, keep_mask and dropout, or without them. */
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
@@ -143,7 +141,7 @@ template <> struct tile_lists<true> {
 };
 
 template <class X> struct shared : tile_lists<X::SCORE_MODS> {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* Q per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     /* O on its way to global memory: 16 rows for each consumer warp */
@@ -153,7 +151,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
-    /* the newest work tile of the block (plan::before has the earlier work tiles); -1: the block has no work tile */
+    /* the newest work tile of the block (plan::before leads from it to the earlier work tiles); -1: the block has no
+     * work tile */
     int newest;
     /* number of the buffer of V whose infinities and NaN zero_nonfinite_tiles() must replace next; negative: there is
      * no more work */
@@ -198,13 +197,13 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* Returns the work tile that this block computed before work tile t, or -1. */
+/* Returns the number of the work tile that this block computed before work tile t, or -1 if t was its first. */
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
 }
 
-/* Returns work tile t. */
+/* Returns the description of work tile t. */
 template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
 {
     if constexpr (X::SPLITS) return split_tile_of<X::BM, X::BN>(p, t);
@@ -323,7 +322,8 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q of all consumers, from a map whose rows are heads and whose heads are queries. */
+    /* Loads Q of all consumers where a work tile has rows of several heads. In the tensor map, heads are rows and
+     * queries are heads. */
     DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
@@ -345,8 +345,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The present work tile is released, so that the block can claim its next work tile, when only the loads of
-             * the present work tile's last tile of keys are left. */
+            /* Release the work tile when only its last tile of keys is left to load. Its release lets the block claim
+             * the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -368,7 +368,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this. */
+/* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this function. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
     /* mask of the exponent's bits in a number: all of them are 1 in infinities and NaN */
@@ -385,7 +385,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
     __syncwarp();
 }
 
-/* Calls zero_nonfinite() for all tiles that load_V() announces. One warp runs this. */
+/* Replaces infinities and NaN in all tiles of V that load_V() announces, by zero_nonfinite(). One warp runs this. */
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -399,9 +399,9 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* A work tile as a consumer thread sees it. */
+/* What a consumer's thread needs to know of a work tile. */
 struct thread_tile {
-    int slot; /* index of the work tile in sm.recent */
+    int slot; /* index of the work tile in sm.recent, the list of the newest work tiles */
     work_tile x;
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
@@ -463,7 +463,7 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* Return the operands K and V: the buffers of the rings that this consumer reads next. */
+    /* Return the operands K and V in the buffers that this consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
@@ -478,11 +478,11 @@ template <typename T, class X> struct attention {
     /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
      * tile. */
     struct next_work {
-        int slot; /* index of the work tile in sm.recent */
+        int slot; /* index of the work tile in sm.recent, the list of the newest work tiles */
         /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
         int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
-        bool loads; /* true: some keys are loaded for the work tile */
+        bool loads; /* true: the work tile has keys, so its K and V are loaded */
         bool sees;  /* true: this warpgroup's rows see some of the keys that are loaded */
     };
     DEVICE next_work take()
@@ -524,7 +524,7 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Begins to load keep_mask's bits of tile j, if the problem has a keep_mask. */
+    /* Begins to load the bits of keep_mask for tile j, if the problem has a keep_mask. */
     DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -721,7 +721,8 @@ template <typename T, class X> struct attention {
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the product that gives the scores of tile j */
             me.await_V();
-            /* adds P V of the tile computed before tile j, a tile with a higher number */
+            /* adds P V of the tile that was computed before tile j; that tile has a higher number, because tiles are
+             * visited from the last to the first */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
@@ -761,7 +762,7 @@ template <typename T, class X> struct attention {
     }
 
     /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
-     * of float32. */
+     * of float32, and the row must be computed again. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -773,7 +774,8 @@ template <typename T, class X> struct attention {
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
-    /* Does what end_softmax() does, for shapes in which a bias may make scores huge (see exact_reference). */
+    /* Computes the factors of O and stores lse, as end_softmax() does, for shapes in which a bias may make scores huge
+     * (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -806,7 +808,7 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Does what end_softmax() does for a split, whose lse is not stored. */
+    /* Ends the softmax of a split, whose lse is not stored. Returns the sums of the thread's rows. */
     DEVICE split_end end_split(softmax &state, const thread_tile &t)
     {
         const row_ends ends = end_rows(state, reference, -CUDART_INF_F, 1);
@@ -846,8 +848,9 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the splits
-     * before, and stores the results of the rows behind the last split. Sets flags like the function above. */
+    /* Stores a split's sums. If this block computes all splits of the rows, adds the sums to those of the earlier
+     * splits, and after the last split stores the results of the rows. Sets flags as finish() for whole work tiles
+     * does. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = t.x;
@@ -864,9 +867,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Stores the 16 rows of a warp. The copy engine writes them, and drops rows past the end of the tensor. If rows
-     * past the end of the sequence belong to another sequence or to padding, ordinary instructions store only the rows
-     * that exist. */
+    /* Stores the 16 rows of a warp. TMA writes them, and drops rows past the end of the tensor. If rows past the end of
+     * the sequence belong to another sequence or to padding, ordinary instructions store only the rows that exist. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -916,7 +918,7 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes this warpgroup's part of all work tiles. */
+    /* Computes this consumer's rows of all work tiles that the block claims. */
     DEVICE void compute_all()
     {
         float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */
@@ -935,7 +937,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            /* end_work() runs while the last product P V is computed */
+            /* end_work() runs while the product P V of the last tile is computed */
             const auto end = end_work(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();

@@ -1,4 +1,4 @@
-/* kv_pipeline.cuh: how the warps of the forward kernels' block pass data to each other.
+/* kv_pipeline.cuh: how the warps of a block of the forward kernels pass data to each other.
  *
  *   work  a work tile (BM queries of one head) and each consumer's part of it, from the warp that hands out work to all
  *         other warps
@@ -27,14 +27,13 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* Initialises the barriers. One thread calls this, and then fence_mbarrier_init(). */
+    /* Initialises the barriers. One thread calls this function; it must call fence_mbarrier_init() afterwards. */
     DEVICE void init()
     {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        /* a work tile has C * 4 + 1 readers that release it: each warp of the consumers, and the warp that loads tiles
-         * */
+        /* a work tile is released by C * 4 + 1 readers: each warp of the consumers, and the warp that loads tiles */
         init_pairs(work, C * 4 + 1);
     }
 };
@@ -65,12 +64,12 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile in sm.work and the warp that loads tiles needs the next work tile.
- * All lanes of the warp must call this. */
+/* Waits until all readers have read the work tile in sm.work, and the warp that loads tiles needs the next one. All
+ * lanes of the warp must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* otherwise a lane far behind the others could miss a phase of the barrier at the next wait */
+    __syncwarp(); /* otherwise a lane far behind the others could miss a phase of the barrier at the next call */
     at.next();
 }
 
@@ -111,8 +110,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile and calls read(x, y), which copies what it needs from work tile x and from this
-     * consumer's part y. If read() returns true, the work tile is released. Otherwise release_work() must be called
+    /* Waits for the next work tile x and this consumer's part of it, y. Calls read(x, y), which copies what the caller
+     * needs from them. If read() returns true, the work tile is released. Otherwise release_work() must be called
      * later. */
     template <class F> DEVICE void take(F read)
     {
@@ -127,7 +126,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q without advancing this consumer's position in the ring of Q. await_Q() must be called later. */
+    /* Waits for Q but does not advance this consumer's position in the ring of Q, so await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -144,8 +143,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
-    /* Releases K, and also Q if `last`. With LATE it does not release K: the caller does so later, and also advances
-     * the ring of K. */
+    /* Releases K, and also Q if `last`. With LATE it does not release K: the caller releases K later, and then also
+     * advances its position in the ring of K. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);

@@ -20,8 +20,8 @@ struct split_rule {
      * per query. */
     int most_queries, least_keys;
     int BN;      /* number of keys per tile */
-    int least;   /* least number of keys of a split */
-    int queries; /* 0, or the number of queries of the whole problem of which this problem is a part */
+    int least;   /* the least number of keys that a split may have */
+    int queries; /* number of queries of the whole problem, if this problem is a part of it; 0: it is not a part */
     int window;  /* number of keys that the rows of a work tile see at most, by causal and window */
     /* A work tile has the rows of 2^shift query heads of a group; row r has query r >> shift. per_tile: number of query
      * heads of a group, divided by 2^shift. */

@@ -1,10 +1,10 @@
 /* splits.cuh: work tiles that have a part of their rows' keys (a split), and the sums of splits.
  *
- * A split's result is O, which is not divided by l, and for each row `top` and l: the exponentials in O and l are
- * relative to 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a work
- * tile, which stores its result, and the kernel merge_splits() adds them; or (split_plan::in_turn) a work tile computes
- * all splits of its rows, one after the other, and keeps the sum in memory. Both give the same bits, because they do
- * the same operations in the same order.
+ * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
+ * and l are divided by 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a
+ * work tile, which stores its result, and the kernel merge_splits() adds them; or (split_plan::in_turn) a work tile
+ * computes all splits of its rows, one after the other, and keeps the sum in memory. Both give the same bits, because
+ * they do the same operations in the same order.
  *
  * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
  * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
@@ -17,13 +17,13 @@ namespace {
 
 struct split_plan : plan {
     int most;       /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    bool in_turn;   /* a work tile has all splits of its rows */
+    bool in_turn;   /* true: a work tile computes all splits of its rows; false: each split is a work tile */
     float4 *sums;   /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
-    float4 *of_row; /* [slot][warp][lane]: top and l of the lane's first row, then of its second row */
+    float4 *of_row; /* [slot][warp][lane]: `top` and l of the lane's first row, then of its second row */
 };
 
-/* What is known of a split after its softmax: for the thread's rows, the sums l relative to 2^top; and whether scores
- * and sums are finite. */
+/* What is known of a split after its softmax: for the thread's two rows, the sums l of exponentials divided by 2^top;
+ * and whether scores and sums are finite. */
 struct split_end {
     float top[2], l[2];
     bool finite;
@@ -31,7 +31,7 @@ struct split_end {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows of work tile t, with all keys that they see and the number of splits of these keys. */
+/* Returns the rows of work tile t, all keys that these rows see, and the number of splits of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
     work_tile x = work_tile_of<BM, BN, true>(p, t, p.splits.shift);
@@ -41,7 +41,7 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t, with the keys of all splits. */
+/* Returns work tile t with all keys that its rows see, where one work tile computes all splits. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -53,14 +53,14 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Adds two results relative to the larger of their `top`. The operations are intrinsics, whose rounding the compiler
- * cannot change: two kernels use this struct and must get the same bits. */
+/* Combines two partial results of a row, relative to the larger of their two `top`. The operations are intrinsics,
+ * whose rounding the compiler cannot change: two kernels use this struct and must get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
     {
         top = fmaxf(before, next);
-        /* top is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* `top` is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = top == -CUDART_INF_F ? 0 : top;
         keep = exp2_fast(__fsub_rn(before, base));
         add = exp2_fast(__fsub_rn(next, base));
@@ -83,7 +83,7 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* The place in memory of a warp's sums. Each thread reads only what it has written itself. */
+/* Where a warp's sums lie in memory. Each thread reads only what it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)

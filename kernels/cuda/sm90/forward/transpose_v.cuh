@@ -5,8 +5,8 @@
  * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
  * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
  * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
- * stored by ordinary stores and loaded by the copy engine. Therefore both the storing and the loading warp need a fence
- * between the two proxies: the one before it releases the mark, the other after it has acquired the mark.
+ * stored by ordinary stores and loaded by TMA. Therefore two fences between the generic and the asynchronous proxy are
+ * needed: the storing warp calls one before it releases the mark, the loading warp one after it has acquired the mark.
  *
  * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
  * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
@@ -40,8 +40,8 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than there are warps
-     * in the grid that transpose */
+    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
+     * warps that transpose, so some units must wait */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -54,8 +54,8 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels it has. keys ==
- * 0: no unit is left. */
+/* A unit of V^T: where the unit begins in V and in V^T, the index of its mark, and how many keys and channels it has.
+ * If keys is 0, no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
@@ -116,7 +116,7 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units. MEMORY is transpose_memory, or a type with the same members. */
+/* Transposes units. MEMORY is transpose_memory, or a type with members of the same names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
@@ -189,7 +189,7 @@ template <int STEPS, class MEMORY> struct transposer {
     /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. */
     DEVICE void publish(const unit &x) const
     {
-        fence_proxy_async_global(); /* makes this lane's stores visible to the copy engine */
+        fence_proxy_async_global(); /* makes this lane's stores visible to TMA */
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (x.found == THERE_NONFINITE) *(volatile uint32_t *)p.any_nan = 1;
@@ -237,7 +237,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* the next unit's V arrives while the present unit is stored */
+            /* fetch the next unit's V, which arrives while the present unit is stored */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -259,8 +259,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* all lanes now see V^T whose mark one lane has read (acquire) */
-    fence_proxy_async_global(); /* the copy engine now sees V^T that is ready */
+    __syncwarp();               /* afterwards all lanes see the V^T whose mark only one lane has read (acquire) */
+    fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
     return ready;
 }
 

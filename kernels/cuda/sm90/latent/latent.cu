@@ -17,8 +17,8 @@
  *                                                     O = rescale1 O + P1 V1
  *       O = rescale1 O + P1 V1
  *
- * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the tiles
- * in the order of the keys.
+ * The reference of each row (the number subtracted from its scores before exp2) is passed between the warpgroups
+ * together with P. Both halves of O add up the tiles in the order of the keys.
  *
  * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
  * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
@@ -35,9 +35,9 @@
  * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
  * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
  * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1
- * waits for the half of a stage that was released last, while the copy engine still loads the halves before it (30 to
- * 36 bytes per clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take the
- * copy engine as long as a load.
+ * waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36 bytes per
+ * clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take TMA as long as a
+ * load.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
@@ -65,7 +65,7 @@ namespace {
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 /* a tile of keys arrives in PIECES loads: four of 128 columns each, and one of 64 columns */
 enum { PIECES = 5 };
-/* the consumers (threads that multiply) keep the last KEPT boxes (64 columns each) of Q in registers */
+/* the consumers (warpgroups that multiply) keep the last KEPT boxes of Q in registers; a box has 64 columns */
 enum { KEPT = 3 };
 
 /* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies; RIGHT: those of the
@@ -78,10 +78,11 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    /* indices: buffer, box of 64 columns; the last box of a tile holds P after the scores of the tile were computed */
+    /* indices: buffer, box of 64 columns. The last box of a tile holds P, after the scores of the tile were
+     * computed. */
     alignas(1024) uint16_t K[2][BOXES][BOX];
-    /* for each row: the number that is subtracted from its scores before exp2, and the factor of O; indices: the
-     * warpgroup that computed the row's scores, row */
+    /* for each row: the reference (the number subtracted from its scores before exp2), and the factor of O; indices:
+     * the warpgroup that computed the row's scores, row */
     float reference[2][BM], rescale[2][BM];
     float l[2][2][BM]; /* sums l of P; indices: the split's number modulo 2, warpgroup, row */
     /* x: maximum m in base 2, y: sum l, over the splits added up so far; indices: warpgroup, row */
@@ -108,7 +109,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    /* phase of the barriers `empty`; it starts at 1, so that the first wait ends at once */
+    /* parity of the phase to wait for at the barriers `empty` of each buffer; it starts at 1, so that the first wait
+     * ends at once */
     uint32_t phase[2] = { 1, 1 };
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
@@ -148,12 +150,12 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* a reference to shared memory, because the members would take registers */
+    const block_place &place; /* a reference to a struct in shared memory: copies of the members would take registers */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */
     const int row = warp * 16 + lane / 4;
-    uint32_t phase[2] = { 0, 0 }; /* phase of the barriers `full` of each buffer */
+    uint32_t phase[2] = { 0, 0 }; /* parity of the phase to wait for at the barriers `full` of each buffer */
     softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
     uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
@@ -162,7 +164,8 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* Returns the address of `tile`, for a descriptor. It is computed anew at each call, to save registers. */
+    /* Returns the address of `tile`, from which a descriptor is made. The address is computed anew at each call, to
+     * save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -203,8 +206,8 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S into P. Updates the rows' references and sums in x. `rescale` becomes the factor of each row
-     * of O. */
+    /* Turns the scores S into P. Updates each row's reference (the number subtracted from its scores) and sum in x.
+     * `rescale` becomes the factor of each row of O. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -226,8 +229,7 @@ template <typename T, int W> struct warpgroup {
      * overwrites the last columns of the keys, which no warp reads once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* thread numbers are read again here; otherwise addresses made from them would stay in registers all the
-         * time */
+        /* read thread numbers again, because addresses made from earlier copies would stay in registers all the time */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -245,8 +247,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Reads the references and rescale factors that the other warpgroup has written for the thread's rows. Threads of
-     * the same number have the same rows in both warpgroups. */
+    /* Reads, for each of the thread's rows, the reference and the rescale factor that the other warpgroup has written.
+     * Threads of the same number have the same rows in both warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -278,7 +280,7 @@ template <typename T, int W> struct warpgroup {
         return mn_major_low<BN>(address(sm.K[stage][W * 4]));
     }
 
-    /* Issues O += P V for the tile whose P the other warpgroup has computed. */
+    /* Issues O += P V for the tile whose P the other warpgroup has passed to this one. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
     {
         const k_major_low<BM> P(address(sm.K[1 - W][BOXES - 1]));
@@ -289,8 +291,8 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued behind the
-     * previous product O += P V, so that this one completes and its stage is released while the scores are computed.
+    /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued after the
+     * previous product O += P V, so that O += P V completes and its stage is released while the scores are computed.
      * ptxas makes good code only if each product O += P V is retired in the iteration that issues it, and if no other
      * product is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
@@ -395,8 +397,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds its result to the sum of the earlier splits of this block. The sum is written to the workspace
-     * or, if this block has computed all splits of the sequence, to out. */
+    /* Ends a split: adds its result to the sum of the earlier splits of this block. Writes the sum to `out` if this
+     * block has computed all splits of the sequence, otherwise to the workspace. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -463,7 +465,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN if a number of the row is not finite */
+            float zero = 0; /* becomes NaN if a number of the thread's row is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -562,7 +564,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
  * parts are added up. */
-enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks of the kernel per multiprocessor */ };
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
  * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
@@ -716,7 +718,7 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* the most keys of a sequence, because keys and windows are counted in 32 bits */
+    const int64_t FAR = 1 << 29; /* the largest number of keys of a sequence: keys and windows are counted in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
@@ -741,7 +743,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* true: none of the COMBINE_PARTS parts has more than one split group */
+    /* true: no part has more than one split group, so a kernel without parts suffices */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

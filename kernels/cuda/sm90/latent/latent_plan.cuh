@@ -22,10 +22,11 @@ struct plan {
     results to;
     /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
     int tiles, units;
-    /* true: a unit is a group of splits, which a block computes one after the other; false: a unit is a single split */
+    /* true: a unit is a group of splits, which one block computes one after the other; false: a unit is a single
+     * split */
     int walks;
-    float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x: the reference of the exponentials in base 2; y: the sum l */
+    float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
+    float2 *ml;     /* for each row of O: x: its reference m in base 2, see fold; y: the sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
@@ -131,7 +132,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

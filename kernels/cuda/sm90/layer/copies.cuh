@@ -1,5 +1,5 @@
-/* copies.cuh: wrappers for single instructions of the copy engine, and of the barriers (mbarrier) by which it tells
- * what has arrived.
+/* copies.cuh: wrappers for single instructions of TMA (the unit of Hopper GPUs that copies boxes of tensors), and of
+ * the barriers (mbarrier) at which threads wait for its copies.
  *
  * sm90/layer/ptx.cuh includes this file and wraps all other instructions. Code of sm80/ may include this file without
  * ptx.cuh. */
@@ -18,7 +18,7 @@ DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-/* Makes initialised barriers visible to the copy engine. */
+/* Makes initialised barriers visible to TMA, which arrives at them. */
 DEVICE void fence_mbarrier_init()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -44,9 +44,9 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Like mbarrier_wait(), but suspends the thread until the phase is complete, for at most 10 ms at a time. It does not
- * poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work; in the consumers' loops it
- * gained nothing. */
+/* Like mbarrier_wait(), but suspends the thread until the phase is complete, for at most 10 ms at a time. This wait
+ * does not poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work; in the consumers'
+ * loops it was not faster. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -55,7 +55,7 @@ DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* ---- Loads and stores by the copy engine (TMA), PTX ISA 9.7.9.27 ------------------------------------------------- */
+/* ---- Loads and stores by TMA, PTX ISA 9.7.9.27 ------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {
@@ -79,8 +79,7 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Loads the box at coordinates (c0..c3) to shared memory, with a cache policy for the L2 (createpolicy, PTX ISA
- * 9.7.9.16). */
+/* Loads a box, as the function above does, with a cache policy for the L2 (createpolicy, PTX ISA 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {

@@ -37,14 +37,14 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* What end_rows() computes for the two rows of a thread: the factor of O; and `top`, where 2^top is the divisor of the
- * exponentials in l. */
+/* What end_rows() computes for the two rows of a thread: `factor`, by which O is multiplied; and `top`: the
+ * exponentials in l are divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* Computes the factors that make out from O: v_scale / l. The sink is added to l here. x.l is this lane's part of the
- * sum of each row, and becomes the whole sum; with WHOLE, x.l is the whole sum already. */
+/* Computes the factors by which O becomes out: v_scale / l. Adds the sink to l. x.l is this lane's part of the sum of
+ * each row, and becomes the whole sum; with WHOLE, x.l is the whole sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -56,7 +56,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* base() multiplies by the factor c > 0, so that -inf stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c > 0, so a maximum of -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -69,7 +69,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 }
 
 /* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if they are below Sq. The exponentials in l are
- * relative to 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
+ * divided by 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
  * which returns huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
@@ -98,7 +98,7 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* Returns the address of row `line` of a head of out. */
+/* Returns the address of row `line` of head h in out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -139,10 +139,10 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* all words are loaded before the first word is stored */
+        uint4 words[D / 16]; /* load all words before the first one is stored: the loads are in flight together */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* This call keeps all loads before the first store. Otherwise ptxas would move the last load behind the
+        /* This call keeps all loads before the first store. Without it ptxas would move the last load behind the
          * stores. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
@@ -158,8 +158,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns where the copy engine (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is
- * chunks of 64 columns one after the other, with 8 pieces per row of a chunk. */
+/* Returns where TMA (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is chunks of 64
+ * columns one after the other, with 8 pieces per row of a chunk. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));

@@ -1,8 +1,8 @@
 /* masks.cuh: which scores of a tile are set to -inf. Causal, window and lengths let each row see a band of keys;
  * FlashMask hides further pairs.
  *
- * With FlashMask, the kernel tile_extremes first finds the extremes of the bounds in each tile of keys. The scheduling
- * warp then lists the tiles that its rows see. All other tiles are neither loaded nor multiplied. */
+ * With FlashMask, the kernel tile_extremes first finds the smallest and largest bounds in each tile of keys. The
+ * scheduling warp then lists the tiles that its rows see. All other tiles are neither loaded nor multiplied. */
 #ifndef ATTN_SM90_MASKS_CUH
 #define ATTN_SM90_MASKS_CUH
 
@@ -11,8 +11,8 @@
 /* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: no key is too far to the left to be seen. Row r
- * has the query with the number r >> shift. */
+ * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: the mask hides no key on the left. Row r has the
+ * query with the number r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -112,8 +112,8 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* one bit per score, for each of the two rows; the loop is not unrolled, because all bounds at once would take too
-     * many registers */
+    /* `hidden` has one bit per score for each of the two rows; the loop is not unrolled, because all bounds at once
+     * would take too many registers */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {

@@ -17,7 +17,7 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* The reference of the softmax (the score to which a row's exponentials are relative, see softmax.cuh) for problems
+/* The choice of a row's reference (the number subtracted from its scores before exp2, see softmax.cuh) for problems
  * whose bias may make scores huge, such as -3.4e38 for a mask. Scores are multiplied by c, the factor to base 2, unless
  * the row's reference is huge. Differences of huge scores are so large that P is 1 for the largest score and 0 for all
  * others, in any base. */
@@ -48,7 +48,7 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
+    /* strides of batch rows, heads and queries, counted in rows of words; 0: the axis is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -60,8 +60,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans a keep_mask as bits, for tiles of BN keys. Returns the bytes of scratch memory that it takes, or 0 if the
- * problem has no keep_mask. `memory` may be NULL if the caller only wants to know the size. */
+/* Plans the bits of a keep_mask, for tiles of BN keys. Returns the bytes of scratch memory that the bits take, or 0 if
+ * the problem has no keep_mask. `memory` may be NULL if the caller only needs the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* one word per row; all loads are started before the first result is used */
+        uint32_t bytes[ROWS]; /* a word per row; all loads are started before the first result is used */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -193,7 +193,7 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row or head to the next, in heads (all words of a head); 0: the axis is broadcast */
+    /* strides of batch rows and heads, counted in heads (all words of a head); 0: the axis is broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(128)
     uint32_t even[4], odd[4], some = 0, every = ALL;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t bytes[16]; /* all loads are started before the first result is used */
+        uint32_t bytes[16]; /* all loads are started before the first byte is used, to hide latency */
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             bytes[n] = ALL;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        /* the mask has only one row, which applies to all queries */
+        /* the mask has one row for all queries: each key's bit is copied to all queries */
         if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0;
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;
@@ -385,7 +385,7 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* dropout keeps a pair if its 16 random bits, in the upper half of a word, are above this number */
+    uint32_t most; /* dropout keeps a pair if its 16 random bits, as the upper half of a word, are above this number */
     float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
@@ -406,8 +406,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* Returns 8 bits for row i, one for each of the keys from 8 * eighth on. A bit is 1 if kept_of() of scores.cuh keeps
- * the pair. The keys of Philox's rounds come from x. */
+/* Returns 8 bits for row i, one for each of the keys from 8 * eighth on. A bit is 1 if dropout keeps the pair; the bits
+ * equal those of kept_of() in sm80/scores.cuh. The keys of Philox's rounds come from x. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };

@@ -6,9 +6,9 @@
  *  turns         the consumer warpgroups issue their products one after the other (named barriers), so that the
  *                softmax of one runs during the products of another. A warpgroup without a product passes its turn.
  *  a stage that  a warpgroup whose product does not read a stage meets at a barrier before it releases the stage.
- *  nobody reads  Otherwise a warp that still waits for the stage could miss the phase, once the stage is filled again.
- *                With a product no barrier is needed: one thread of the warpgroup arrives when the product has
- *                retired, because all four warps have then waited for the stage. */
+ *  nobody reads  Without this barrier, a warp that still waits for the stage could miss the phase, once the stage is
+ *                filled again. With a product no barrier is needed: one thread of the warpgroup arrives when the
+ *                product has retired, because all four warps have then waited for the stage. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 

@@ -45,9 +45,9 @@ DEVICE uint32_t memory_anew()
 
 /* ---- Loads, stores and atomics in global memory ------------------------------------------------------------------ */
 
-/* store_release() and load_acquire() use a word by which one block signals others. A thread that acquires the stored
- * value sees all that the storing thread, and threads that it had met at a barrier, wrote before the release. PTX ISA
- * 9.7.9.11, 9.7.9.8. */
+/* store_release() writes, and load_acquire() reads, a word by which one block signals other blocks. A thread that
+ * acquires the stored value sees all that the storing thread, and threads that it had met at a barrier, wrote before
+ * the release. PTX ISA 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -74,7 +74,7 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     return x;
 }
 /* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report each repair
- * as an error, for tests in which none is necessary. */
+ * as an error, for tests that expect none. */
 DEVICE void repair_begins() {}
 /* Loads four floats from global memory, without the L1 cache. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -161,7 +161,7 @@ DEVICE void launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-/* Waits until the stream's previous kernel has ended and its writes are visible. */
+/* Waits until the stream's previous kernel has ended and its writes are visible to this kernel. */
 DEVICE void wait_for_prerequisites()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -283,8 +283,8 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Must be called before the first wgmma of a batch (the products of one commit) if ordinary code has changed registers
- * that the batch uses. */
+/* Call this before the first wgmma of a batch (the products of one commit) if ordinary code has changed registers that
+ * the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -306,8 +306,8 @@ DEVICE void compute_before_wait(float x)
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes the compiler treat d as changed by this call. It can neither read d before the call, nor use what it knows of
- * d. */
+/* Makes the compiler treat d as changed by this call. The compiler can neither move a read of d above the call nor use
+ * what it knows of d. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {
 #pragma unroll
@@ -327,15 +327,15 @@ template <int N> DEVICE void undefine(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x, and makes ptxas keep it in a register. Otherwise ptxas may compute x again at each use, which takes time.
- * The function is a shuffle in which each lane gets its own x. */
+/* Returns x, in a register that ptxas must keep. Otherwise ptxas may compute x again at each use, which takes time. The
+ * function is a shuffle in which each lane gets its own x. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x so that the compiler knows nothing of the result, and does not use what it has computed from x before. It
- * is the opposite of kept(). */
+/* Returns x, but the compiler does not know that the result equals x, so it does not use what it has computed from x
+ * before. It is the opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));

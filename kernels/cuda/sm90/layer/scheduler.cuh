@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* Lengths of sequences are below FAR; larger windows are reduced to FAR. */
+const int FAR = 1 << 29;           /* Lengths of sequences are below FAR, so a window of FAR keys hides no key. */
 const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 cache (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries in a work tile, over all shapes of tiles */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
@@ -17,7 +17,7 @@ const int LAST_TILES = 264; /* number of short work tiles at the end of an endin
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;      /* number of work tiles of all heads */
+    int tiles;      /* number of work tiles of all heads together */
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
@@ -185,7 +185,7 @@ namespace {
  * that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has its own counter
  * (cuda_chip.counter), because kernels of different streams run at the same time. */
 
-/* Must be called by every block at its end. The last block resets the counter for the stream's next kernel. */
+/* Every block must call this at its end. The last block resets the counter for the stream's next kernel. */
 DEVICE void leave_counter(int *counter)
 {
     if (atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) counter[0] = counter[1] = 0;

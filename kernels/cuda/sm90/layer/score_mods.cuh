@@ -31,7 +31,8 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* The smallest factor of scores. It is above 0, because -inf times 0 would be NaN. */
+/* The smallest number by which scores may be multiplied. It is above 0, because 0 times a score of -inf would be
+ * NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
@@ -46,7 +47,7 @@ struct score_mods {
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* a raw score divided by this number is the true score */
+    float per_slope; /* a raw score divided by this number is the true score, to which ALiBi's slopes apply */
 };
 
 /* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */
@@ -68,7 +69,7 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* The part of score_mods that applies to one head. */
+/* softcap and ALiBi for one head: score_mods with the numbers of that head. */
 struct head_mods {
     float cap, slope; /* softcap and slope of score_mods, converted for products q.k that are not scaled yet */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */

@@ -1,7 +1,7 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * The reference of a row is the score to which the row's exponentials are relative. A policy class REFERENCE chooses
- * the reference. The class offers:
+ * The reference of a row is the score that is subtracted from the row's scores before exp2. A policy class REFERENCE
+ * chooses it, by these members:
  *
  *   advance(m, top)   the next reference of a row whose reference was m and whose maximum is now top >= m
  *   least(m)          the value that a maximum must exceed to move the reference from m
@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference (the score to which a row's exponentials are relative) that moves only when the row's maximum exceeds it
+/* A reference (the score subtracted from a row's scores before exp2) that moves only when the row's maximum exceeds it
  * by more than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
@@ -27,7 +27,8 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference that always equals the row's maximum. P is 2^SHIFT where the score is the maximum. */
+/* A reference (the score subtracted from a row's scores before exp2) that always equals the row's maximum. P is 2^SHIFT
+ * where the score is the maximum. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -38,8 +39,8 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* The softmax of the thread's two rows: the score to which a row's exponentials are relative (a raw score), and this
- * lane's part of the sum. */
+/* The softmax of the thread's two rows: m is the row's reference (the score that is subtracted from its scores before
+ * exp2), and l this lane's part of the row's sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
@@ -84,7 +85,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                /* a NaN score makes this number NaN; the search for the maximum alone would ignore it */
+                /* makes `least` NaN if the score is NaN, which the search for the maximum alone would ignore */
                 least = fmaf(S[1], 0, least);
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
@@ -94,7 +95,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -119,12 +120,12 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* Does what softmax_step() does, in an order that lets O be rescaled while exponentials are computed. midway(sum) is
- * called when both rows' maxima are known and one exponential is computed; from then on O may be multiplied by
- * `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's maximum, so that
- * maximum is found in two chains of operations. The second row's maximum is found in CHAINS (1 or 2) chains, beside the
- * first row's exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the
- * sums are wanted. */
+/* Turns S into P, as softmax_step() does, but in an order that lets O be rescaled while exponentials are computed.
+ * midway(sum) is called when both rows' maxima are known and one exponential is computed; from then on O may be
+ * multiplied by `rescale`. `sum` is >= 0 or NaN and depends on both maxima. All later work waits for the first row's
+ * maximum, so that maximum is found in two chains of operations. The second row's maximum is found in CHAINS (1 or 2)
+ * chains, beside the first row's exponentials. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for
+ * all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -144,7 +145,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            /* a NaN score makes this number NaN; the search for the maximum alone would ignore it */
+            /* becomes NaN if the score is NaN, which the search for the maximum alone would ignore */
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
@@ -159,7 +160,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* m is -inf until the row has seen a key (HIDDEN), and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key (HIDDEN); -inf - -inf would be NaN, so 0 replaces it */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
@@ -187,7 +188,7 @@ template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale if a row of the warp has changed its reference (the number subtracted from its scores).
+/* Multiplies O by rescale if a row of the warp has changed its reference (the score subtracted from its scores).
  * Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {

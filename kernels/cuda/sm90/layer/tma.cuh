@@ -1,4 +1,5 @@
-/* tma.cuh: loads of tiles by the copy engine. The host makes the tensor maps; one thread issues the loads.
+/* tma.cuh: loads of tiles by TMA (the Tensor Memory Accelerator, a unit of Hopper GPUs that copies boxes of a tensor to
+ * and from shared memory). The host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
  * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor arrive
@@ -18,7 +19,7 @@
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* number of bytes of an element */
+    int element; /* size of an element in bytes */
     int64_t B, H, rows, columns, batch, head, row;
 };
 
@@ -48,12 +49,11 @@ static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, in
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Returns whether the tensor's strides fit the copy engine and accesses of 16 bytes. `unit`: number of elements in 16
- * bytes. */
+/* Returns whether the tensor's strides fit TMA and accesses of 16 bytes. `unit`: number of elements in 16 bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* an axis of stride 0 and size above 1 (broadcast) does not fit the copy engine */
+        return false; /* TMA cannot load an axis of stride 0 and size above 1 (a broadcast axis) */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
@@ -94,7 +94,7 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
 
 /* ---- Functions of the device: loads and stores of tiles ---------------------------------------------------------- */
 
-/* The coordinates of a tile in its tensor. */
+/* Where a tile begins in its tensor: the coordinates of its first element. */
 struct tma_place {
     int column, row, h, b;
 };

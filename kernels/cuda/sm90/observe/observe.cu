@@ -1,6 +1,6 @@
-/* observe.cu: an observe on Hopper GPUs, for problems without options of scores. The passes that compute the rows and
- * key_mass use wgmma (observe_rows.cu, observe_mass.cu). All other passes, and the order of the passes, are those of
- * sm80/observe.cu. */
+/* observe.cu: an observe (statistics of attention weights) on Hopper GPUs, for problems without options of scores
+ * (softcap, bias, masks per pair). The passes that compute the rows and key_mass use wgmma (observe_rows.cu,
+ * observe_mass.cu). All other passes, and the order of the passes, are those of sm80/observe.cu. */
 #include "kernels/cuda/sm90/layer/tma.cuh"
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 #include "kernels/cuda/sm90/observe/observe.h"

@@ -1,4 +1,4 @@
-/* observe_mass.cu: an observe's pass that makes key_mass, by wgmma.
+/* observe_mass.cu: the pass of an observe that computes key_mass (the sum of each key's probabilities), by wgmma.
  *
  * A work tile is BN keys of one query head. A block computes one work tile after the other. Three consumer warpgroups
  * share the tiles of 64 queries that see these keys: consumer w has tiles w, w + 3, ... Each consumer has its own ring
@@ -51,7 +51,7 @@ struct mass_order {
  * in key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* shown: keys from this one on have no entry in key_mass */
+    int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
     int i0, i1;
     int first, count; /* tiles of queries first to first + count - 1 */
 };
@@ -176,8 +176,8 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys. `sums` has the sums of each warp; NULL: no query sees a key. The first
- * consumer calls this. */
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp. If it is NULL, no query sees a key, and
+ * zeros are written. The first consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
     const attn_view &view = a.g.view[ATTN_T_key_mass];
@@ -240,7 +240,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
         /* The consumers write the sums of the next work tile to the second of the two buffers. They write to the
-         * present buffer again only after the next barrier, by when the first consumer has read it. */
+         * present buffer again only after the next barrier, which the first consumer reaches after it has read the
+         * buffer. */
         buffer ^= 1;
     }
     me.end_turns();

@@ -42,7 +42,7 @@ template <class X> struct rows_memory {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS];
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
     /* for each row of the block, over the chunks of OBSERVE_CHUNK keys visited so far: x: the largest score; y, z: the
-     * sums l and e, relative to x; w: 1 */
+     * sums l and e, relative to x; w: 1, as in observed_parts */
     float4 row[X::BM];
     rows_part parts[X::C];
     struct {
@@ -62,7 +62,8 @@ template <class X> struct rows_memory {
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the block's first tile of keys from number n on; a number that is not below `last`: there is none. */
+    /* Returns the first tile of keys, from number n on, that this block computes. If the result is not below `last`,
+     * there is none. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;
@@ -94,7 +95,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key, and -inf - -inf would be NaN */
+        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         float l[2] = { 0, 0 }, sum[2] = { 0, 0 };
         const auto add = [&](auto may_be_hidden) {
@@ -116,7 +117,7 @@ template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&ro
     }
 }
 
-/* Fills the ring of keys. One thread calls this. */
+/* Fills the ring of keys with this block's tiles. One thread calls this. */
 template <class X>
 DEVICE void load_rows(rows_memory<X> &sm, const cuda_args &a, const qk_maps &maps, const tile_place &place,
                       const own_tiles &tiles)

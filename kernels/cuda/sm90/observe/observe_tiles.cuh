@@ -42,19 +42,20 @@ template <class MEMORY> DEVICE void begin_observe(const qk_maps &maps, MEMORY &m
     __syncthreads();
 }
 
-/* The band of keys that the rows of a sequence see. */
+/* Returns which band of keys the rows of sequence s see. */
 DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
 {
     return key_band_of((int)attn_align(&g, &s), (int)attn_min64(g.left, FAR), (int)attn_min64(g.right, FAR), (int)s.Sk);
 }
 
-/* Returns the batch row of its tensor in which a sequence lies (0 if sequences are packed). */
+/* Returns which batch row of the tensors sequence b is in: 0 if sequences are packed, otherwise b. */
 DEVICE int tensor_batch(const attn_geometry &g, int64_t b)
 {
     return g.dims.packed ? 0 : (int)b;
 }
 
-/* Calls visit() with a constant: the head size of the kernel instance that computes head size D. */
+/* Calls visit() with a constant, the head size of the kernel instance for head size D (the smallest that is at least
+ * D). */
 template <class F> auto with_head_size(int64_t D, F visit)
 {
     return D <= 64    ? visit(std::integral_constant<int, 64>())

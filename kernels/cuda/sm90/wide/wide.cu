@@ -6,7 +6,7 @@ namespace {
 
 struct shape_row {
     int D, Dv; /* the largest head sizes that the shape can compute */
-    /* the launch functions; indices: with options (see launch_wide()), float16 */
+    /* functions that launch the kernel; indices: with options (see launch_wide()), float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
@@ -33,7 +33,7 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Offsets in the workspace, in bytes. The flags of all warps come first. */
+/* Where each part of the workspace begins, in bytes. The flags of all warps come first. */
 struct wide_layout {
     int64_t extremes, bytes;
 };
@@ -53,7 +53,7 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
     plan->workspace_bytes = (size_t)place.bytes;
-    return place.extremes < INT32_MAX; /* work tiles and their flags are counted in 32 bits */
+    return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits, so a problem with too many is refused */
 }
 
 cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)

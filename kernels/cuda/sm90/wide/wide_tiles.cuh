@@ -19,9 +19,9 @@
  * the producer fills in the order in which the consumer multiplies: K of its own tile, then its columns of V of both
  * tiles. A buffer is released as soon as its product has retired.
  *
- * A thread has the same rows and keys in both consumers, so P, the references and the rescale factors pass from thread
- * to thread through one buffer. The two consumers use the buffer alternately: a consumer reads P of the other before
- * it writes its own P.
+ * A thread has the same rows and keys in both consumers, so P, the rows' references (the numbers subtracted from their
+ * scores) and the rescale factors pass from thread to thread through one buffer. The two consumers use the buffer
+ * alternately: a consumer reads P of the other before it writes its own P.
  *
  * Each multiprocessor runs one block, which claims work tiles from a counter. A problem with more columns of out than a
  * block computes has several work tiles for the same queries, which compute the same scores.
@@ -65,19 +65,20 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
      * whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own scores.
-     * The left softmax then runs beside the right scores. With more than 8 boxes of K per tile, taking turns is slower
-     * than not taking turns, because one consumer alone does not get its boxes fast enough. */
+     * The left softmax then runs beside the right scores. With more than 8 boxes of K per tile taking turns is slower,
+     * because one consumer alone does not get its boxes fast enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
 
-/* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
+/* What each thread of a consumer passes to a thread of the other one: P, and the references and rescale factors of two
+ * rows. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* x, y: references of the thread's two rows; z, w: rescale factors of these rows */
+    float4 rows[128]; /* x, y: references of the thread's two rows (see softmax.cuh); z, w: their rescale factors */
 };
 
-/* A work tile in shared memory. */
+/* What the block's warps need to know of a work tile; it lies in shared memory. */
 struct wide_work {
     work_tile x;
     warpgroup_tile y;
@@ -105,7 +106,7 @@ template <class X> struct shared : wide_lists<X::SCORE_MODS> {
         barrier_pairs<X::STAGES> ring[2];
         barrier_pairs<1> Q;
         barrier_pairs<2> work;
-        uint64_t wanted; /* completes when the thread that loads tiles begins to load the last keys of a work tile */
+        uint64_t wanted; /* completes when the loading thread begins to load the last keys of a work tile */
     } bars;
 
     /* Initialises the barriers. One thread calls this before the block begins. */
@@ -126,12 +127,13 @@ struct wide_maps {
 /* The plan of a run: `column_blocks` work tiles share the columns of the same queries. */
 struct wide_plan : plan {
     int column_blocks;
-    /* see cuda_args::rows_later and rows_found; NULL: warps set flags in plan::nonfinite instead */
+    /* cuda_args::rows_later and rows_found, where rows are marked for a later launch; NULL: warps set flags in
+     * plan::nonfinite instead */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
 
-/* bytes of the flags of a work tile in plan::nonfinite: [consumer][warp] */
+/* number of flags (bytes) of a work tile in plan::nonfinite; indices: consumer, warp */
 enum { FLAGS = 2 * 4 };
 
 /* The tiles of keys of a work tile, in the order of the visit. */
@@ -280,11 +282,11 @@ template <typename T, class X, int W> struct wide_consumer {
     int free_first, free_last;
     head_mods head;
     softmax x;                  /* x.l is the sum over only those tiles whose scores this consumer computes */
-    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands */
+    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands in registers */
 
     DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
 
-    /* Returns the address of a part of shared memory, for a descriptor. It is computed anew at each call, to save
+    /* Returns the address of `of`, from which a descriptor is made. The address is computed anew at each call, to save
      * registers. */
     DEVICE uint32_t address(const uint16_t *of) const
     {
@@ -341,8 +343,8 @@ template <typename T, class X, int W> struct wide_consumer {
         if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Issues the scores of all boxes but the first, and waits for them. `passes`: this consumer lets the right consumer
-     * begin its scores after box TURN_BOX. */
+    /* Issues the products for the scores of all boxes but the first, and waits for them. `passes`: after box TURN_BOX
+     * this consumer lets the right consumer begin its scores. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
@@ -355,7 +357,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Like score(), while the previous product O += P V still runs. Releases that product's V. */
+    /* Computes the scores of this consumer's next tile, while the previous product O += P V still runs. Releases that
+     * product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -496,8 +499,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* wait until no warp of this consumer reads Q; a consumer that has issued no product has not waited for its
-             * other warps yet */
+            /* wait until no warp of this consumer reads Q, because Q is released next; a consumer that has issued no
+             * product has not waited for its other warps yet */
             meet();
             release_Q();
         } else {
@@ -526,7 +529,7 @@ template <typename T, class X, int W> struct wide_consumer {
     }
 
     /* Returns whether row i, whose largest score is -inf, sees keys. If it does, its products q.k are beyond the range
-     * of float32. */
+     * of float32, and the row must be computed again. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
@@ -546,7 +549,7 @@ template <typename T, class X, int W> struct wide_consumer {
                 const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
                 if (lane % 4 != 0 || i >= t.Sq || !(unsound >> lane & 15)) continue;
                 p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + UNSOUND_ROWS;
-                *p.found = 1; /* other warps may write the same value at the same time */
+                *p.found = 1; /* other warps may write this byte at the same time, but all write 1 */
             }
         }
     }
@@ -561,7 +564,7 @@ template <typename T, class X, int W> struct wide_consumer {
         x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
         const row_ends ends = end_rows(x, p.reference, sink_log2(p.to, t.h), 1);
         if (W == LEFT && column0 == 0) store_lse(p.to, t.b, t.h, t.q_start, i0, t.Sq, x, ends, lane);
-        float zero[2] = { 0, 0 }; /* becomes NaN if a number of the row is not finite */
+        float zero[2] = { 0, 0 }; /* becomes NaN if a number of the thread's row is not finite */
 #pragma unroll
         for (int c = 0; c < BOXES; c++)
 #pragma unroll
@@ -577,7 +580,7 @@ template <typename T, class X, int W> struct wide_consumer {
                                                            : fabsf(ends.top[half]) < SCORE_MOST);
         report(sound, t, number);
         if (!p.to.out) return;
-        const int row = i0 - lane / 4; /* the first of the warp's 16 rows */
+        const int row = i0 - lane / 4; /* number of the first of the warp's 16 rows */
         T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
         column0 += W == LEFT ? 0 : X::MOST_BOXES * 64;
 #pragma unroll
@@ -653,8 +656,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     else wide_consumer<T, X, RIGHT>(p, sm).run();
 }
 
-/* Computes rows again that tensor cores could not compute, one row per warp, where the warps of wide_tiles() have set
- * flags. */
+/* Computes the rows that tensor cores could not compute, one row per warp. The warps of wide_tiles() have set flags for
+ * these rows. */
 __global__ void __launch_bounds__(128)
     repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
 {
@@ -663,7 +666,7 @@ __global__ void __launch_bounds__(128)
         const int first = (p.order.first + n / 4) * p.column_blocks;
         uint32_t any = 0;
         for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
-        return any && tile_of(n).i0 != SKIP; /* the flags of a skipped work tile were not written */
+        return any && tile_of(n).i0 != SKIP; /* a work tile that was skipped has no valid flags */
     };
     wait_for_prerequisites();
     for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {

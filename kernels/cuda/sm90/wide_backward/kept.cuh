@@ -23,7 +23,7 @@ namespace {
 
 enum { ROWS = 128, KEYS = 256, STEP = 64, BLOCK = STEP * STEP };
 enum { KEEP_KEYS = 128 };
-/* elements of P, or of dS, of a row tile and a key tile; elements of both */
+/* HALF_TILE: elements of P (or of dS) for a row tile and a key tile; TILE: elements of P and dS together */
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
 /* Number of descriptions of work that shared memory holds at the same time. The producer is at most STAGES buffers
@@ -34,7 +34,7 @@ enum { WORKS = STAGES + 2 };
  * to row + rows - 1 of each of them. If a part does not have all row tiles of its head, then it has one head only. */
 struct kept_part {
     int head, heads, row, rows;
-    bool first, last; /* whether the part has the first, and the last, row tile of its heads */
+    bool first, last; /* whether the part contains the first, and the last, row tile of its heads */
 };
 
 struct kept_plan {
@@ -47,7 +47,7 @@ struct kept_plan {
     int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
     saved s;
     flash_mask mask;
-    kept_bits keep; /* keep_mask, in tiles of KEEP_KEYS keys */
+    kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
     pair_bias bias;
     pair_dropout dropout;
     score_mods mods;
@@ -56,18 +56,18 @@ struct kept_plan {
 };
 
 struct kept_maps {
-    CUtensorMap Q, K, V, dO;             /* boxes of ROWS queries or KEYS keys, for scores_of_part */
-    CUtensorMap Q_step, K_step, dO_step; /* boxes of STEP queries or keys, for products_of_part */
+    CUtensorMap Q, K, V, dO;             /* tensor maps of scores_of_part: a box has ROWS queries or KEYS keys */
+    CUtensorMap Q_step, K_step, dO_step; /* tensor maps of products_of_part: a box has STEP queries or keys */
 };
 
 /* ---- Where row tiles are ----------------------------------------------------------------------------------------- */
 
-/* A row tile. */
+/* What a block needs to know of a row tile (ROWS queries of one query head). */
 struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
     key_band band;
-    key_tiles keys; /* the key tiles that its rows see */
+    key_tiles keys; /* the key tiles that the row tile's queries see */
 };
 
 /* Returns the number of the first row tile of sequence b in its head. */
@@ -118,8 +118,8 @@ DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, 
     return some & SOME_SEEN;
 }
 
-/* Returns where P of a row tile and a key tile is kept. `head` is counted from the part's first head. first: the first
- * key tile that the row tile sees. */
+/* Returns the address at which P of a row tile and a key tile is kept; dS lies behind it. `head` is counted from the
+ * part's first head. first: the first key tile that the row tile sees. */
 DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int key_tile)
 {
     return p.kept + (((int64_t)head * p.part.rows + row - p.part.row) * p.width + key_tile - first) * TILE;
@@ -127,8 +127,9 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 
 /* ---- The pipeline of a block ------------------------------------------------------------------------------------- */
 
-/* Shared memory of a block. FIRST and SECOND: numbers of elements of the two operands in a buffer. WORK: a description
- * of work, which the producer writes before it fills the first buffer of this work. */
+/* Shared memory of a block. FIRST and SECOND: how many elements of the first and of the second operand a buffer holds.
+ * WORK: the type that describes a piece of work; the producer writes such a description before it fills the first
+ * buffer for this work. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];

@@ -25,15 +25,15 @@ namespace {
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { PRODUCTS_PRODUCER = 88, PRODUCTS_CONSUMER = 208 };
 
-/* A product: 128 rows and COLUMNS columns of a gradient. */
+/* A piece of work: 128 rows and COLUMNS columns of a gradient, as a sum over the part's queries or keys. */
 struct product_work {
-    attn_tensor_id gradient; /* dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
+    attn_tensor_id gradient; /* which gradient: dq, dk or dv; ATTN_TENSOR_COUNT: there is no more work */
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
-    int line, rows;          /* first row of the tensor; number of rows to write, at most 128 */
+    int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of the first row in the marks of rows */
-    bool empty;   /* the sum has no terms in this part; the only buffer of the work has no operands */
-    int sums;     /* number of the product in kept_plan::sums */
+    int64_t mark; /* index of the work's first row in the marks of rows */
+    bool empty;   /* true: the sum has no terms in this part, so the only buffer of the work has no operands */
+    int sums;     /* number of this work's float32 sums in kept_plan::sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -48,10 +48,10 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* whether the work is published, and whether a step waits to be loaded */
+    bool begun, waiting; /* begun: the work is published; waiting: a step is known but not loaded yet */
     product_work y;
-    /* the step that waits: its blocks of P or dS (`apart`: distance between the blocks of the two consumers), and the
-     * place of the other operand; `exist`: number of its rows that exist */
+    /* the step that is not loaded yet: its blocks of P or dS (`apart`: distance between the blocks of the two
+     * consumers), and the place of the other operand; `exist`: number of its rows that exist */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -71,7 +71,7 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the step that waits. */
+    /* Loads the step that is not loaded yet. `last`: it is the last step of the work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -90,14 +90,15 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step to the work. It waits until the next one is known, because the last one is marked. */
+    /* Adds a step to the work. A step is loaded only when the next one is known, because the last step of the work must
+     * be marked. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends the work. wanted: whether consumers must know of the work even if it has no steps. */
+    /* Ends the work: loads its last step. `wanted`: consumers must know of the work even if it has no steps. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -109,8 +110,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads dK or dV: `block` is the number of a block of 128 keys of head `head` of the part; n the number of the
-     * product for these keys: first the products of dV, then those of dK. */
+    /* Loads the operands for dK or dV: `block` is the number of a block of 128 keys of head `head` of the part; n the
+     * number of the product for these keys: first the products of dV, then those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -135,7 +136,7 @@ template <int COLUMNS> struct product_loader {
         y.sums = block * per_block + n;
         const key_band band = band_of(g, s);
         const int last_key = min(j0 + ROWS, band.Sk) - 1, base = first_row_tile(g, b);
-        int first = 0, last = 0; /* steps of 64 queries that see at least one of the keys */
+        int first = 0, last = 0; /* steps of 64 queries that see at least one of the keys: first to last - 1 */
         if (last_key >= j0) {
             first = max(j0 - band.hi + 1, 0) / STEP;
             last = max((min(last_key - band.lo + 1, Sq) + STEP - 1) / STEP, first);
@@ -145,9 +146,10 @@ template <int COLUMNS> struct product_loader {
                       from = max(first, (p.part.row - zero) * 2), to = min(last, (p.part.row + p.part.rows - zero) * 2);
             for (int q = from; q < to; q++) {
                 const int i0 = q / 2 * ROWS;
+                const key_tiles keys = keys_of_rows(band, i0, Sq);
+                if (j0 / KEYS < keys.first || j0 / KEYS >= keys.last) continue;
                 if (!shows(a, p, b, h, i0, Sq, j0 / KEYS)) continue;
-                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys_of_rows(band, i0, Sq).first,
-                                                     j0 / KEYS);
+                const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys.first, j0 / KEYS);
                 add(kept + (of_v ? 0 : HALF_TILE) + q % 2 * (HALF_TILE / 2) + j0 % KEYS / STEP * BLOCK,
                     of_v ? &m.dO_step : &m.Q_step, { 0, (int)s.q_start + q * STEP, h, batch }, Sq - q * STEP);
             }
@@ -155,7 +157,7 @@ template <int COLUMNS> struct product_loader {
         end(p.part.first || p.part.last);
     }
 
-    /* Loads dQ of a row tile; n is the number of the block of columns. */
+    /* Loads the operands for dQ of a row tile; n is the number of the block of columns. */
     DEVICE void load_queries(int head, int row, int n)
     {
         const attn_dims &d = a.g.dims;
@@ -214,7 +216,7 @@ template <typename T, int COLUMNS> struct product_maker {
     products_shared<COLUMNS> &sm;
     consumer<2> me;
     ring<STAGES> at;
-    const mn_major_low<STEP> by_keys; /* P^T or dS^T */
+    const mn_major_low<STEP> by_keys; /* P^T or dS^T, the operand of products whose rows are keys */
     const k_major_low<STEP> by_queries;
     const mn_major_low<STEP> first_other;
 

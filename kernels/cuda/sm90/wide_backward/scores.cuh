@@ -18,12 +18,12 @@
 
 namespace {
 
-/* A row tile and a key tile. */
+/* A piece of work: the pairs of a row tile (128 queries) and a key tile (256 keys). */
 struct score_work {
-    int b, h, i0, j0, Sq, Sk; /* Sq 0: there is no more work */
+    int b, h, i0, j0, Sq, Sk; /* Sq == 0 means that there is no more work */
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
-    uint16_t *kept; /* where P is kept; dS follows */
+    uint16_t *kept; /* where P of these pairs is kept; dS is kept behind P */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
@@ -49,7 +49,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
+    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first one of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -127,7 +127,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* the left consumer's first work: the right consumer waits until this consumer is ahead */
+    bool ahead; /* in the left consumer's first work: the right consumer waits until this one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -172,7 +172,7 @@ template <typename T, score_form FORM> struct score_maker {
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
-        float c = p.scale; /* S times c is the score */
+        float c = p.scale; /* S times c is the score, before bias and masks */
         if (MODS && p.mods.cap != 0) {
             c = (float)a.g.softcap;
 #pragma unroll
@@ -222,6 +222,13 @@ template <typename T, score_form FORM> struct score_maker {
         }
 #pragma unroll
         for (int n = 0; n < STEP / 2; n++) S[n] = exp2_fast(S[n]);
+    }
+
+    /* Returns two numbers of P times the derivative of softcap. A hidden pair has P = 0, and its derivative may be NaN. */
+    DEVICE static uint32_t capped_P(const float (&P)[STEP / 2], const float (&derivative)[STEP / 2], int n)
+    {
+        return pack<T>(P[2 * n] == 0 ? 0 : P[2 * n] * derivative[2 * n],
+                       P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
     /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
@@ -275,7 +282,7 @@ template <typename T, score_form FORM> struct score_maker {
                     if (p.mods.cap != 0)
 #pragma unroll
                         for (int n = 0; n < STEP / 4; n++)
-                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                            words[n] = capped_P(Z, derivative, n);
                     drop_pairs(Z, kept_pairs[c / 2], c);
 #pragma unroll
                     for (int n = 0; n < STEP / 4; n++) dropped[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
@@ -285,7 +292,7 @@ template <typename T, score_form FORM> struct score_maker {
                     if (MODS && p.mods.cap != 0)
 #pragma unroll
                         for (int n = 0; n < STEP / 4; n++)
-                            words[n] = pack<T>(Z[2 * n] * derivative[2 * n], Z[2 * n + 1] * derivative[2 * n + 1]);
+                            words[n] = capped_P(Z, derivative, n);
                 }
             }
             multiply_stages(S, steps_Dv);

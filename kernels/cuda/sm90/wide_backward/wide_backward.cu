@@ -24,8 +24,8 @@ namespace {
 #endif
 const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
 
-/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
- * cuda_args.rows_found */
+/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
+ * the first of these bytes is cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 /* The number of columns of a gradient that a product has: the first of the table with which D and Dv need the fewest
@@ -68,7 +68,7 @@ kept_layout layout_of(const attn_problem *p, const attn_geometry &g)
     /* `seen` neighbouring keys lie in at most (seen - 2) / KEYS + 2 tiles */
     x.width = attn_min64(attn_tiles(extent_of(d).rows_k, KEYS), (seen - 2) / KEYS + 2);
     const int64_t row_bytes = x.width * TILE * 2, fit = KEPT_LIMIT / row_bytes, rows = x.query_tiles * g.group;
-    /* parts are about equal */
+    /* chooses the size of a part so that all parts are about equal */
     const auto even = [](int64_t count, int64_t most) { return attn_tiles(count, attn_tiles(count, most)); };
     if (fit == 0) return x;
     const int64_t most = rows <= fit ? attn_min64(fit / rows, x.heads) : 1;
@@ -172,7 +172,7 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward. In the workspace, the memory of layout_of() follows that of
+/* Launches the kernels of one backward. In the workspace, the memory that layout_of() plans lies behind that of
  * begin_backward(). */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
@@ -208,8 +208,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without marks of an earlier launch, no later launch would compute a huge lse, so simple_delta() must compute
-         * it now */
+        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
+         * at once */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);

@@ -50,7 +50,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
 }
 DEVICE void tma_prefetch_4d(const CUtensorMap *, int, int, int, int) {}
 
-/* The cache policy argument is ignored. */
+/* The emulator ignores the last argument, a cache policy. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar, uint64_t)
 {
     tma_load_4d(to, map, c0, c1, c2, c3, bar);

@@ -24,7 +24,7 @@ DEVICE uint32_t memory_anew()
     return smem_addr(&block_memory<char>());
 }
 
-/* The index of the calling thread's warpgroup in the block. */
+/* Returns the index of the calling thread's warpgroup in its thread block. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
@@ -86,7 +86,7 @@ DEVICE void cp_async_wait_all()
     emu::cp_async_wait(0);
 }
 
-/* Cache policies are ignored, so any value will do. */
+/* The emulator ignores cache policies, so any value will do. */
 DEVICE uint64_t evict_first()
 {
     return 0;
@@ -214,7 +214,8 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    /* until the wait the registers hold NaN, so that code which reads them too early gives NaN */
+    /* a product in flight has not written the registers yet, so they get NaN: code that reads them before the wait
+     * then computes NaN */
     for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
