@@ -286,8 +286,8 @@ DEVICE float high_bf16(uint32_t pair)
 /* Returns l of the thread's two rows where products compute it. V has 8 additional columns, which are 1 and 1.75 in
  * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
  * same parts here, their quotient, out, loses less. How much l loses depends on the number by which P is multiplied.
- * The mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the
- * float8 forward, change 25). */
+ * The mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, changes
+ * to the float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
