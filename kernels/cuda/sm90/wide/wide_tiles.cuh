@@ -3,9 +3,9 @@
  *
  * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
  * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
- * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4, .. in
- * the order of the visit, the right-hand consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The softmax of
- * one consumer thus runs during products of the other (as in latent.cu):
+ * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4,
+ * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The
+ * softmax of one consumer thus runs during products of the other (as in latent.cu):
  *
  *     left                                          right
  *       S0 = Q K0^T                                   S1 = Q K1^T
@@ -64,9 +64,10 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     /* Number of boxes of Q, the last ones, that consumers keep in registers. Products then read less of shared memory,
      * whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* Whether the right-hand consumer begins its scores only when the left one has issued box TURN_BOX of its own scores.
-     * The left softmax then runs beside the right scores. With more than 8 boxes of K per tile taking turns is slower,
-     * because one consumer alone does not get its boxes fast enough. */
+    /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
+     * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile
+     * has more than 8 boxes of K, taking turns is slower, because one consumer alone does not get its boxes fast
+     * enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
