@@ -83,10 +83,10 @@ static bool forward_is_right(const struct mistake *m)
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns how many units of `list`, from its first one on, test a candidate (one assumed mistake, or two assumed
- * together). A unit is a tile of queries or a tile of keys; in `list`, tiles of queries come first. The forwards that
- * the tiles of keys need may take more than `most` multiply-adds; then only the tiles of queries are used, otherwise
- * all units. */
+/* A candidate (one assumed mistake, or two assumed together) is tested on the first units of `list`; the function
+ * returns their number. A unit is a tile of queries or a tile of keys, and tiles of queries come first in the list. If
+ * the forwards that the tiles of keys need take more than `most` multiply-adds, the candidate is tested on the tiles of
+ * queries only, otherwise on all units. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;
