@@ -879,7 +879,7 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
  * allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
-/* ---- Sums: numbers of several parts are added up in a fixed order ------------------------------------------------ */
+/* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
 
 enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
 

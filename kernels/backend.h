@@ -94,8 +94,8 @@ struct attn_backend {
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Sums exp(score) over the keys of some rows on the device, to check a client's lse. NULL: the host computes the
-     * sums instead. */
+    /* Computes on the device what attn_lse_judge() needs to decide whether the lse that a client sent is right: for
+     * each row in `look`, the sum of exp(score) over the row's keys. NULL: the host computes these sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
     /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() computes

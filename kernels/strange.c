@@ -9,8 +9,9 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows in the sample by which the function estimates. 64 rows may miss costly (slow) rows if they
-     * are 1/64 of all rows; the problem then takes up to three times as long as estimated */
+    /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
+     * sample of 64 rows may have none of the slow rows, and the problem then takes up to three times as long as
+     * estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
@@ -23,8 +24,8 @@ enum {
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
                          * elements */
-    /* smallest number of queries in a tile of any kernel; a row's scores are bounded by the largest number of its tile,
-     * as kernels do */
+    /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
+     * whether the row may have huge scores, so this estimate looks at TILE queries too */
     TILE = 64,
 };
 

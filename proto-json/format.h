@@ -57,8 +57,9 @@ struct proto_format {
     size_t (*held_bytes)(const void *reader);
     /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* Turns err->member, a JSON pointer into the tree of problems, into a JSON pointer into the body as it was sent.
-     * NULL: the two pointers are the same. */
+    /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
+     * in this tree. This function replaces err->member by the pointer of the same member in the body that the client
+     * sent. NULL: the body has the structure of the tree, so both pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
     /* The members below are the functions and facts with which the format's answers are written. */

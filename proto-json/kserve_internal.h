@@ -59,7 +59,8 @@ struct kserve_reader {
 
     proto_shared *shared; /* a list of the inputs and outputs that are in shared memory */
     int shared_count;
-    /* true: memory is reserved for copies of the inputs in `shared` (unless they stay in a GPU's memory) */
+    /* true: the caller's memory has room for copies of the inputs that are in shared memory (the list `shared`). Inputs
+     * that stay in a GPU's memory are not copied. */
     bool has_room;
 
     proto_input places[PROTO_TENSORS]; /* the position of each tensor among the inputs; set when the body is complete */

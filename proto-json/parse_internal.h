@@ -18,7 +18,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory, behind the tensors of the body. The parser makes its own tensors there. */
+/* The unused end of the memory that the caller gave for the tensors of a body. The parser puts tensors there that are
+ * not in the body, such as a tensor with one element that stands for a single number. */
 struct parse_room {
     uint8_t *at;
     size_t left;

@@ -409,7 +409,8 @@ static attn_status string_begin(scan *s, bool is_name)
     return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
 }
 
-/* Reads the bytes of a string from *text on, up to the end of the string, an escape, or the end of the piece. */
+/* Reads a piece of a JSON string: from *text to the end of the string, to the next escape, or to `end`, where the
+ * received bytes end. *text becomes the address at which the function has stopped. */
 static attn_status string(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text, *p = begin;

@@ -314,8 +314,8 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* words that clients write because other servers take them; each hint says what to write instead, or to leave the
-     * word out */
+    /* names of members that other servers accept, and that clients therefore send to this server too; each row has the
+     * advice that the error message gives: what to write instead, or to leave the member out */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",

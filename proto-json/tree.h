@@ -58,8 +58,8 @@ enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
 typedef char tree_member[sizeof((attn_error *)0)->member];
-/* Writes a JSON pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is
- * cut between characters. Returns `out`. */
+/* Writes to `out` the JSON pointer (RFC 6901) "/name", or "/outer/name" if `outer` is not NULL. Characters ~ and / in
+ * `name` are escaped. If the pointer is too long, it is cut, but not within a character. Returns `out`. */
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* number of bytes after which a client's name is cut in messages */

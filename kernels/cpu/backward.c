@@ -148,7 +148,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* Loads the lse of a tile's rows from the caller's lse, and computes delta (the row's sum of dout times out) from the
+/* Loads the lse of a tile's rows from the caller's lse, and computes delta (the row's sum of dout * out) from the
  * caller's out. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {

@@ -429,9 +429,11 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* row_end.c: ends the computation of a row tile, whose running output, maximum and sum are O, m and l. If the tile's
- * keys are split, it stores a partial result; otherwise it writes out and lse (in a backward: lse2 and delta). The
- * function changes O. `inverse`: scratch memory for t->rows floats. `large`: O may have overflowed. */
+/* Defined in row_end.c. Ends the computation of a tile of query rows. For each row of the tile, the kernel has summed P
+ * V in O, has the largest score in `m`, and has the sum of exponentials in `l`. If the keys of the tile are split, the
+ * function stores O, m and l as the partial result of split number `split`. Otherwise it writes `out` and `lse` (in a
+ * backward: `lse2` and `delta`). The function overwrites O. `inverse`: scratch memory for t->rows floats. `large`: true
+ * if O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
 /* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the

@@ -340,7 +340,8 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs `weights` and `map` show sequence b. In a packed problem they show only one sequence. */
+/* Returns whether the outputs `weights` and `map` have probabilities of sequence b. In a packed problem they have those
+ * of a single sequence, number observe.sequence; otherwise those of all sequences. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;

@@ -24,7 +24,7 @@
 
 enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* TAME_BITS: the number SIMD_TAME as bits of a bf16 number */ };
 
-/* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
+/* ---- The format in which simd_tiles.h stores the matrices that a product multiplies ------------------------------ */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };

@@ -49,7 +49,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
     part[PARTS - 1] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
+/* ---- The format in which simd_tiles.h stores the matrices that a product multiplies ------------------------------ */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };

@@ -83,9 +83,10 @@ static bool forward_is_right(const struct mistake *m)
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns on how many units of `list` a candidate (a mistake or pair) is tested: on all, or only on the tiles of
- * queries, if the forwards for the tiles of keys take more than `most` multiply-adds. In `list`, tiles of queries come
- * first. */
+/* A candidate (one assumed mistake, or two assumed together) is tested on the first units of `list`; the function
+ * returns their number. A unit is a tile of queries or a tile of keys, and tiles of queries come first in the list. If
+ * the forwards that the tiles of keys need take more than `most` multiply-adds, the candidate is tested on the tiles of
+ * queries only, otherwise on all units. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;
@@ -97,10 +98,10 @@ static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t cou
     return work > most ? queries : count;
 }
 
-/* Begins the pass (run over tiles) that tests a candidate (a mistake or pair). `whole`: the pass goes over all tiles,
- * not only over the sample (the tiles on which mistakes are tested first). If units_are_sampled(), the pass always goes
- * over the sample, and `whole` means that it may also go over tiles of keys that are much work. Returns false if the
- * candidate does not apply to the problem, or takes too long. */
+/* Begins the pass (run over tiles) that tests a candidate (one assumed mistake, or two assumed together). `whole`: the
+ * pass goes over all tiles, not only over the sample (the tiles on which candidates are tested first). If
+ * units_are_sampled(), the pass always goes over the sample, and `whole` means that it may also go over tiles of keys
+ * that are much work. Returns false if the candidate does not apply to the problem, or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -147,7 +148,7 @@ void candidate_end(struct judge *j, struct candidate *c)
     weigh(j, c);
 }
 
-/* ---- What the test of a candidate (a mistake or pair) shows ------------------------------------------------------ */
+/* ---- What the test of a candidate (one assumed mistake, or two assumed together) shows --------------------------- */
 
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
 {
@@ -155,8 +156,8 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c)
            c->left[4].count == 0;
 }
 
-/* Returns whether some tested mistake or pair explains all wrong tensors by itself. If dk and dv could not be compared,
- * they need not be explained. */
+/* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
+ * itself. A candidate need not explain dk and dv if its test did not compare them. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++) {
@@ -167,8 +168,8 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
- * tensor. */
+/* Returns whether the candidate (one assumed mistake, or two assumed together) explains more than a fifth of the error
+ * of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -246,7 +247,8 @@ static bool explains_by_pattern(const struct judge *j, const struct candidate *c
     return false;
 }
 
-/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that was compared in its test. */
+/* Returns whether the candidate (one assumed mistake, or two assumed together) explains every wrong tensor that was
+ * compared in its test. */
 static bool explains_all(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -254,8 +256,9 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the answer to the caller reports the candidate (a mistake or pair) as an explanation. A pair must
- * explain all wrong tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
+/* Returns whether the answer to the caller reports the candidate (one assumed mistake, or two assumed together) as an
+ * explanation. A pair of mistakes must explain all wrong tensors: many pairs are tested, so a pair that explains only
+ * some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -209,8 +209,9 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Multiplies matrices as a kernel does: rounds the factors, and computes the sums in float32. Otherwise it equals
- * compute_times_keys() or compute_add_to_keys(). */
+/* Adds the product of P and B to C as a kernel does: the factors are rounded, and the sums are computed in float32.
+ * compute_times_keys() and compute_add_to_keys() compute the same product in double, without rounding. `by_key`: the
+ * product is that of compute_add_to_keys(). */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {

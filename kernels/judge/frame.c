@@ -69,7 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* compute as for a forward, because the judge of a backward also compares the forward's results out and lse */
+        /* `out` and `lse` are outputs of a forward and inputs of a backward, but the judge of a backward compares them
+         * too, so their shapes are computed as for a forward */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;

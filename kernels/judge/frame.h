@@ -42,8 +42,9 @@ struct frame {
     /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in struct truth (float64
      * results) */
     int64_t count, rows, lines;
-    /* true: a device computed the float64 results (struct truth), so their rows are in the order of attn_truth
-     * (kernels/attention.h) */
+    /* true: a device computed the arrays of struct truth (the float64 results), so the rows of these arrays have the
+     * order of struct attn_truth (kernels/attention.h); false: the judge computes the arrays on the CPU, tile after
+     * tile */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, summed over all heads */
     /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not

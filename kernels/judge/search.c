@@ -101,7 +101,8 @@ static int by_score(const struct judge *j, int a, int b)
     return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
 }
 
-/* Inserts a candidate (a mistake or pair) into a list, sorted by score, of at most `most` candidates. */
+/* Inserts a candidate (one assumed mistake, or two assumed together) into a list, sorted by score, of at most `most`
+ * candidates. */
 static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
 {
     int at = *count;

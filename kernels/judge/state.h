@@ -20,7 +20,8 @@
 #include "kernels/judge/hypotheses.h"
 
 enum {
-    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) that a judge tests */
+    /* the largest number of candidates (single mistakes and pairs of mistakes) that a judge tests */
+    CANDIDATES = 2048,
     PAIR_FIRSTS = 5,    /* the largest number of mistakes that are tried as the first of a pair */
     PAIR_SECONDS = 300, /* the largest number of mistakes that are tried as the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
@@ -62,11 +63,10 @@ struct candidate {
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
-    unsigned explains; /* the wrong tensors that the candidate (a mistake or pair) explains; bit n is result n of
-                        * frame_tensors[] */
+    unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that the caller has right */
-    /* true: the candidate (a mistake or pair) was tested on all tiles in PHASE_CONFIRM, or need not be tested on all
-     * tiles */
+    /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
+     * needs no test on all tiles */
     bool confirmed;
     /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
      * tested first) */
@@ -199,21 +199,24 @@ void verdict_decide(struct judge *j);
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
  * does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
-/* candidate_begin() begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample
- * (the tiles on which mistakes are tested first). If units_are_sampled(), the pass always goes over the sample, and
- * `whole` means that it also goes over tiles of keys that are much work. The function returns false if the candidate
- * does not apply to the problem, or takes too long. candidate_end() stores what that pass has found. */
+/* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
+ * together). `whole`: the pass goes over all tiles; otherwise over the sample (the tiles on which candidates are tested
+ * first). If units_are_sampled(), the pass always goes over the sample, and `whole` means that it also goes over tiles
+ * of keys that are much work. The function returns false if the candidate does not apply to the problem, or takes too
+ * long. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
-/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
+/* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
+ * itself. A candidate need not explain dk and dv if its test did not compare them. */
 bool candidate_is_complete(const struct judge *j);
-/* Returns whether the candidate (a mistake or pair) explains more than a fifth of the error of at least one wrong
- * tensor. */
+/* Returns whether the candidate (one assumed mistake, or two assumed together) explains more than a fifth of the error
+ * of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether dk and dv were not compared when this candidate (a mistake or pair) was tested on a sample of units
- * (tiles), because computing out and lse of the whole head is much work. */
+/* Returns whether dk and dv were not compared when this candidate (one assumed mistake, or two assumed together) was
+ * tested on a sample of units (tiles), because computing out and lse of the whole head is much work. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
-/* Returns whether the answer to the caller reports this tested mistake or pair as an explanation. */
+/* Returns whether the answer to the caller reports this tested candidate (one assumed mistake, or two assumed together)
+ * as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 /* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
  * mistake is not among the causes of the error. */
@@ -247,8 +250,8 @@ static inline bool units_are_sampled(const struct judge *j)
     return j->emulated != NULL;
 }
 
-/* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next single mistake or pair;
- * they return false if none is left. */
+/* Functions of search.c. search_next_single() begins the test of the next single mistake, and search_next_pair() that
+ * of the next two mistakes together; they return false if none is left. */
 void search_choose_sample(struct judge *j);
 bool search_next_single(struct judge *j);
 void search_choose_pairs(struct judge *j);

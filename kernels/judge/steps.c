@@ -2,7 +2,7 @@
  * queries and of keys). See state.h.
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
- * lse, and dS on its delta, the sum of dout times out. If the variation (the mistake that the pass computes) does not
+ * lse, and dS on its delta, the row's sum of dout * out. If the variation (the mistake that the pass computes) does not
  * change out and lse, both are taken from the truth (float64 results), and only the scores of the tile's own keys are
  * computed. An emulated kernel gets the truth's out and lse rounded to the dtypes in which a kernel stores them. If the
  * variation changes out or lse, the scores of all keys are computed for each query, which is as much work as a forward

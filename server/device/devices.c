@@ -243,7 +243,7 @@ void devices_close(struct devices *devices)
     free(devices);
 }
 
-/* ---- Functions that the main thread calls ------------------------------------------------------------------------ */
+/* ---- Functions for the server's main thread ---------------------------------------------------------------------- */
 
 int devices_count(const struct devices *devices)
 {

@@ -66,8 +66,9 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch consists of one part of a cut job, which leaves for its device again only to add up gradients
- * (`adds` of struct job_part). */
+/* True if the batch only adds up gradients. Such a batch is one part of a job that was divided among devices. The part
+ * has been computed already. It is sent to its device again to add up a share of the gradients that are sums over all
+ * queries (`adds` of struct job_part). */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;

@@ -316,7 +316,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* a failed batch may have left rows in the stream's list of skipped rows, so the list is emptied */
+    /* Clear the stream's flag for skipped rows (rows that are slow to compute). A failed batch may have set this
+     * flag. */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -361,8 +362,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* a failed batch may have left rows in the stream's list of skipped rows (with scores beyond float32's range), so
-     * the list is emptied */
+    /* Clear the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
+     * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
     if (slot->blocked) return ATTN_OK; /* the launch must wait for its turn; poll_slots() will continue it */
@@ -371,10 +372,10 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* Records how long each stage of a batch took. A GPU may be idle after the copies, because the kernels are not on the
- * stream yet. To find out when the kernels could begin, the function assumes that the first event and the kernels take
- * equally long from the thread's call to the GPU. The time between these two calls is then the earliest time of the
- * kernels, counted from the first event. */
+/* Records in the batch how long each of its stages took. After the copies a GPU may be idle, because the thread has not
+ * yet put the kernels on the stream. launch_us is this idle time. The first event is put on the stream at began_ns, and
+ * the kernels at launched_ns. The function assumes that both reach the GPU equally fast, so the kernels can begin at
+ * the earliest launched_ns - began_ns after the first event. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;

@@ -365,7 +365,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* The list is full, so its entry 0 leaves, which would be closed last. */
+        /* The list is full. Its entry 0 would be closed last, so this entry is dropped, unless the new connection would
+         * be closed even later. */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);

@@ -1,14 +1,17 @@
-/* own_answers.h: replaces the answers that libmicrohttpd gives by itself.
+/* own_answers.h: replaces the error pages that libmicrohttpd sends without calling attnd.
  *
- * libmicrohttpd refuses a malformed message by itself, for example a request line with a space in its target, a header
- * without a colon, a malformed Content-Length or chunk, or a head that is too long. libmicrohttpd's answer is an HTML
- * page that differs from version to version: 1.0.1 redirects to a target without the space, 0.9.75 sends the head of
- * some answers twice. attnd sends none of these pages. This program defines the functions with which libmicrohttpd
- * sends bytes, as it defines epoll_wait() (mhd_quirks.c). These functions send a problem document instead, and then the
- * connection ends.
+ * libmicrohttpd refuses a malformed request before attnd gets it, for example if the request line has a space in its
+ * target, if a header has no colon, if a Content-Length or a chunk is malformed, or if the request line and headers are
+ * too long. Its answer is an HTML page, and this page differs between versions. Version 1.0.1 answers a target with a
+ * space by a redirect to the target without the space. Version 0.9.75 sends the head of some answers twice.
  *
- * An answer is libmicrohttpd's own if it is an error and attnd has answered no request on its connection. attnd decides
- * this by the bytes that are about to be sent, not by libmicrohttpd's log messages, and does so for TLS too. */
+ * attnd sends none of these pages. own_answers.c defines the functions with which libmicrohttpd sends bytes, so
+ * libmicrohttpd calls these functions and not the system's. (mhd_quirks.c replaces epoll_wait() in the same way.) In
+ * place of an error page, the functions send a problem document (an error as JSON), and then the connection ends.
+ *
+ * How the functions recognize an error page of libmicrohttpd: the bytes to send are an answer with an error status, and
+ * attnd has answered no request on this connection. The functions look only at the bytes, not at libmicrohttpd's log
+ * messages, and they do so for TLS too. */
 #ifndef OWN_ANSWERS_H
 #define OWN_ANSWERS_H
 

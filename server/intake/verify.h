@@ -19,8 +19,9 @@
  * cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* Checks that the CPU may verify an item (problem) of the job. verify_prepare() explains the limits, the errors and
- * `left`. */
+/* Checks that the CPU may verify item number `index` of the job: the item is a forward with `out`, its tensors are in
+ * host memory, and the work is within the CPU's limits. Subtracts the work from *left, the number of multiply-adds that
+ * the CPU may still do for this body. verify_prepare() explains the errors. */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how

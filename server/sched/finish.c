@@ -101,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens the verifier of an item (one problem of the body) on the CPU. If the item was to be verified by a device that
- * then could not do it, the CPU verifies it instead. verify_prepare() did not apply the CPU's limits to such an item,
- * so this function applies them. */
+/* Opens a verifier on the CPU for an item (one problem of the request body). verify_prepare() may have chosen a device
+ * to verify the item, and then it has not compared the work with the CPU's limits. If this device could not verify the
+ * item, the CPU does it, so this function compares the work with the limits now. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;

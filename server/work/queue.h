@@ -85,8 +85,9 @@ int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_
 /* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
  * set to that time, so that an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow (client) leaves the queue. The queue's virtual time is raised to that of the flow,
- * without the time of work that still runs. */
+/* Call this when work of the flow leaves the queue to be computed. A flow is the work of one client; its virtual time
+ * grows with the time that its work takes (see queue.c). If the flow's virtual time exceeds the queue's, the queue's
+ * virtual time is raised to it. Work of the flow that still runs does not count here. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* Call queue_flow_runs() when a batch has left for a device at the time left_ns, and queue_flow_ran() when it is back.

@@ -125,7 +125,8 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* how many bytes of `text`, or of the answer, are charged as if they were in staging memory (memory for tensors) */
+    /* number of bytes of `text`, or of the answer, that count towards the limit of staging memory (--staging-bytes)
+     * although they are not in staging memory (memory for tensors) */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;

@@ -1060,7 +1060,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* size of the terms from which dP and delta are computed */
+    /* about the size of dP (the product of dout and v) and of delta (the sum of dout * out over a row, less dlse) */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {

@@ -129,7 +129,8 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Returns into how many shares to divide work that takes `seconds`: 1 unless the work takes more than 1.5 steps. */
+/* Returns the number of kernel launches among which work that takes `seconds` is divided. A launch should take about
+ * one step (chip->step_seconds, about 20 ms). The result is 1 if the work takes less than 1.5 steps. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;

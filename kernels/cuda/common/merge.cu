@@ -1,6 +1,6 @@
 /* merge.cu: attn_merge(), which makes the result over all keys from results over parts of the keys. A warp computes one
  * row. First its lanes find the weights of the parts, each lane for some parts. Then each lane adds up every 32nd
- * column over the parts, in their order. For gradients each lane then adds up its columns of dout times out of a part,
+ * column over the parts, in their order. For gradients each lane then adds up its columns of dout * out of a part,
  * and the warp adds up the lanes. A second kernel, with a block for each head, computes dsinks, a sum over rows. It
  * always adds in the same order. */
 #include "kernels/merge.h"

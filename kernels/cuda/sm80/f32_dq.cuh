@@ -83,8 +83,9 @@ DEVICE int exponent_for(float bound)
 
 /* ---- The kernel that computes dQ from its sums ------------------------------------------------------------------- */
 
-/* Returns whether some queries of the tile see a wide tile. A tile of float16 planes is wide if the numbers of some row
- * are all too small for the exponent of the tile (split.cuh). All threads of the block call this. */
+/* Returns whether the tile of queries from query i0 on is wide, or sees a wide tile of k or v. The float32 numbers of a
+ * tile (128 rows) are stored as float16 numbers with one exponent for the whole tile. A tile is wide if the numbers of
+ * some row are all too small for this exponent (split.cuh). All threads of the block must call this. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);

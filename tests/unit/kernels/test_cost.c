@@ -476,7 +476,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* at this scale the kernel's variant without options runs, which must compute rows of huge scores a second time */
+    /* With the scale 2^29 scores are huge, but less than 2^33, so the kernel runs its variant without options. This
+     * variant computes each row with huge scores a second time. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }

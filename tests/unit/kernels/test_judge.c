@@ -350,7 +350,7 @@ static void test_a_mistake_is_named(void **state)
     }
 }
 
-/* ---- Tests of a judge of results that gets the truth (float64 results) from a device ----------------------------- */
+/* ---- Tests of the judge with float64 results (the truth) that a device has computed ------------------------------ */
 
 /* Checks that two reports of the judge (on a client's results) are equal, bit for bit. This can include padding
  * bytes, because a report is cleared before it is filled. */

@@ -1209,7 +1209,8 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    /* the gate is open, so inline_settle() has waited for the batch */
+    /* The file of the gate is deleted, so the gate was opened. The batch waited for the gate, so inline_settle() has
+     * waited for the batch. */
     assert_int_not_equal(access(gate.path, F_OK), 0);
     assert_null(late->part.handed_over);
     assert_computed(late, 0);

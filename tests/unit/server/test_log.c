@@ -235,7 +235,7 @@ static void test_client_strings_are_cleaned(void **state)
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
     big[128] = '\0'; /* the string is exactly as long as allowed, so it is not cut */
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
-    memset(big, '\n', 200); /* each character has the longest possible escape */
+    memset(big, '\n', 200); /* log_clean() writes each newline as an escape, and no character has a longer escape */
     big[200] = '\0';
     assert_int_equal(strlen(log_clean(buffer, sizeof buffer, big)), LOG_CLEAN_BYTES - 1);
     for (size_t capacity = 0; capacity < 40; capacity++) { /* nothing may be written beyond the given capacity */

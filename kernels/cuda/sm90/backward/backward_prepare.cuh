@@ -172,8 +172,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Prepares all units of queries: computes their delta and lse. The warps of all blocks take the units in order, so that
- * neighbouring units go to different multiprocessors. */
+/* Prepares all units of queries (32 or 64 queries of one head): computes their delta and lse. The warps of all blocks
+ * take the units in order, so that neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

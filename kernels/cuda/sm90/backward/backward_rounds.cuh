@@ -69,15 +69,20 @@ struct plan {
     float scale, c; /* c = log2(e) * scale; both members are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
-    uint32_t *prepared;       /* [key/value head]: how many units of queries prepare_ahead has finished */
-    int units, units_of_head; /* number of units of queries of all heads, and of one head */
-    bool out_in_pieces;       /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
+    /* [key/value head]: number of units of queries for which the kernel prepare_ahead has computed delta and lse; a
+     * unit is 32 or 64 queries of one head (UNIT_ROWS) */
+    uint32_t *prepared;
+    /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
+    int units, units_of_head;
+    bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
     uint32_t *done;
-    int *claimed; /* number of units of queries that warps have claimed in order to compute their dQ, see dq_writer */
+    /* number of units of queries (32 or 64 queries of one head) that warps have claimed to compute their dQ, see
+     * dq_writer */
+    int *claimed;
     /* true: this launch writes dQ, because dQ is wanted and the launch computes the last share of the tiles of keys */
     bool makes_dq;
     /* option `deterministic`: the tiles of keys of a head are taken, and added to dQ, from the last to the first */

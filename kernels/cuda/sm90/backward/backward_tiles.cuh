@@ -301,8 +301,8 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load what pairs.cuh needs for the next tile of queries (bias, keep_mask's bits). The tile's
-     * round_record must have arrived. */
+    /* Begins to load the bias and the bits of keep_mask for the next tile of queries. The description of this tile
+     * (round_record) must have arrived in shared memory. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -970,9 +970,10 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of 32-bit words in which blocks record progress; all start at 0. Each key/value head has a word
- * that counts the units of queries that are prepared. If dQ is wanted, it has a second word (plan::done), each tile of
- * queries has two (plan::begun), and one word counts the units of queries that warps have claimed to compute dQ. */
+/* Returns the number of 32-bit words in which blocks record progress; all start at 0. A unit of queries is 32 or 64
+ * queries of one head. Each key/value head has a word that counts its prepared units of queries (units with delta and
+ * lse). If dQ is wanted, each key/value head has a second word (plan::done), each tile of queries has two words
+ * (plan::begun), and one word counts the units of queries that warps have claimed to compute dQ. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;

@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(threads_of<D>, (blocks_of<D, false>))
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Describes K or V to TMA. Returns false if the strides do not fit TMA. */
+/* Fills *to with the description of K or V that TMA (the copy engine of Hopper GPUs) needs. Returns false if TMA cannot
+ * load a tensor with these strides, or if the tensor is empty. */
 inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;

@@ -532,7 +532,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* Tiles are computed without masks only if scores keep their sign and no window hides early keys. */
+        /* true: every tile of keys takes the slower step, which masks scores and changes their sign. This is so if the
+         * scale is negative, or if some row's window hides keys of the first tile. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -870,7 +871,8 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the shape for a problem, or NULL if there is none. */
+/* Returns the kernel instance for a problem: the first row of shapes[] whose head size and least number of keys fit the
+ * problem. `masked`: the problem has a mask. NULL: no row fits. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);

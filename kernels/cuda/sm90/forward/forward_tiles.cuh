@@ -67,8 +67,8 @@ namespace {
 /* ---- Shapes of kernel instances, and shared memory --------------------------------------------------------------- */
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
- * score_mods.cuh. WITH_PAIRS: for those options and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
- * without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
+ * score_mods.cuh. WITH_PAIRS: for those options, and for bias, keep_mask and dropout (pairs.cuh). WITHOUT_BIAS: like
+ * WITH_PAIRS, but without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
 /* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per

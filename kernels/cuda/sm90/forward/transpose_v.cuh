@@ -63,9 +63,9 @@ struct unit {
     int keys, channels;
 };
 
-/* Shared memory of the warps that transpose. Each warp has room for V of one step, and for the descriptions of its
- * present unit and of the next, for which it has too few registers. STEPS: number of steps in which a unit is
- * transposed. */
+/* Shared memory of the warps that transpose V. They transpose units (pieces of 128 keys and 64 channels), each unit in
+ * STEPS steps. `staging`: for each warp, a buffer for the numbers of one step. `units`: for each warp, the descriptions
+ * of its present unit and of its next unit, because the warp's registers do not suffice for them. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];

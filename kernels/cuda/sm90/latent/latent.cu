@@ -206,8 +206,10 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S into P. Updates each row's reference (the number subtracted from its scores) and sum in x.
-     * `rescale` becomes the factor of each row of O. */
+    /* Replaces the scores S of the tile of keys from key j0 on by P, the exponentials of the scores. Updates in `x`,
+     * for each of the thread's two rows, the sum of P and the reference (the number subtracted from the row's scores
+     * before exp2). `rescale` becomes, for each of the two rows, the factor by which O must be multiplied because the
+     * reference has changed. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -225,8 +227,10 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes to shared memory what the other warpgroup needs: P, and the reference and rescale factor of each row. P
-     * overwrites the last columns of the keys, which no warp reads once all four warps have their scores. */
+    /* Writes P of this warpgroup's tile to shared memory, for the other warpgroup, and for each row the reference (the
+     * number subtracted from its scores) and the rescale factor. P overwrites the last 64 columns of the tile's keys.
+     * This is safe once all four warps of this warpgroup have computed their scores, because no warp reads these
+     * columns later. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
         /* read thread numbers again, because addresses made from earlier copies would stay in registers all the time */

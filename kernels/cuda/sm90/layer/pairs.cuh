@@ -112,8 +112,8 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets each score to -inf whose bit is 0. words[r] has the bits of the thread's row number r (0 or 1), as kept_words()
- * returns them. */
+/* Sets a score to -inf if keep_mask hides its pair. words[r] has a bit for each score of the thread's row number r (0
+ * or 1), in the order of kept_words(); the bit 0 means that keep_mask hides the pair. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;

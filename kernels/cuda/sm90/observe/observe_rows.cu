@@ -73,8 +73,9 @@ struct own_tiles {
     }
 };
 
-/* Adds the scores of a tile to the maxima and sums of the thread's two rows. The exponent of a hidden pair is finite
- * and not -inf, because 0 times -inf is NaN. */
+/* Updates the largest score, and the sums of exponentials, of the thread's two rows by the scores S of a tile. The
+ * score of a hidden pair is -inf. Where such a pair is possible (`bounded`), the exponent -inf is replaced by -1000,
+ * because the sum of p * exponent would become NaN by 0 * -inf. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll

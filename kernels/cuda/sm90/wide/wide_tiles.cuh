@@ -3,9 +3,9 @@
  *
  * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
  * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
- * consumer warpgroups accumulates half of these columns. The left consumer computes the scores of tiles 0, 2, 4, .. in
- * the order of the visit, the right consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The softmax of
- * one consumer thus runs during products of the other (as in latent.cu):
+ * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4,
+ * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The
+ * softmax of one consumer thus runs during products of the other (as in latent.cu):
  *
  *     left                                          right
  *       S0 = Q K0^T                                   S1 = Q K1^T
@@ -50,7 +50,7 @@ enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 enum { LEFT, RIGHT };
 
 /* The named barriers. P_READY: eight barriers, at each of which a warp of one consumer meets the same warp of the
- * other. ENDED: both consumers meet. MEET: the warps of one consumer meet. TURN: the right consumer may begin its
+ * other. ENDED: both consumers meet. MEET: the warps of one consumer meet. TURN: the right-hand consumer may begin its
  * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
@@ -59,14 +59,15 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
-    /* number of boxes of out that the left consumer computes; the right one computes at most as many */
+    /* number of boxes of out that the left-hand consumer computes; the right one computes at most as many */
     static const int MOST_BOXES = (DVC + 1) / 2;
     /* Number of boxes of Q, the last ones, that consumers keep in registers. Products then read less of shared memory,
      * whose bandwidth limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
-    /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own scores.
-     * The left softmax then runs beside the right scores. With more than 8 boxes of K per tile taking turns is slower,
-     * because one consumer alone does not get its boxes fast enough. */
+    /* true: the right-hand consumer begins its scores only when the left-hand consumer has issued box TURN_BOX of its
+     * own scores. The softmax of the left-hand consumer then runs beside the scores of the right-hand one. If a tile
+     * has more than 8 boxes of K, taking turns is slower, because one consumer alone does not get its boxes fast
+     * enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -203,7 +204,7 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
     if (scheduler) leave_counter(p.counter);
 }
 
-/* The thread that fills the ring of consumer W. The left consumer's thread also loads Q. */
+/* The thread that fills the ring of consumer W. The left-hand consumer's thread also loads Q. */
 template <class X, int W> struct box_loader {
     const wide_plan &p;
     shared<X> &sm;
@@ -344,7 +345,7 @@ template <typename T, class X, int W> struct wide_consumer {
         if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
     /* Issues the products for the scores of all boxes but the first, and waits for them. `passes`: after box TURN_BOX
-     * this consumer lets the right consumer begin its scores. */
+     * this consumer lets the right-hand consumer begin its scores. */
     DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
         score_boxes<1>(S, passes);
@@ -365,7 +366,8 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<1>(O);
         finish_scores(S, passes);
     }
-    /* Computes the scores of the right consumer's next tile, in its turn. */
+    /* The right-hand consumer warpgroup calls this. It waits for its turn (barrier TURN), which the left-hand consumer
+     * gives, and then computes the scores of its next tile of keys. */
     DEVICE void score_in_turn(float (&S)[BN / 2])
     {
         if (X::TAKES_TURNS) named_barrier_sync(TURN, 256);
@@ -511,7 +513,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile: it is not stored in `P`, which the running product still reads */
+                /* P of this consumer's own tile of keys, j1. It has registers of its own, because the product O += P V
+                 * of the other consumer's tile, j0, still runs and reads the registers `P`. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);
@@ -536,7 +539,9 @@ template <typename T, class X, int W> struct wide_consumer {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Reports the thread's rows that tensor cores cannot compute: by a mark per row, or by a flag of the warp. */
+    /* Records which rows tensor cores cannot compute, so that the next kernel computes them. sound[n] is false if the
+     * thread's row n (0 or 1) is such a row. If `marks` is not NULL, each such row gets a mark. Otherwise one flag says
+     * whether any row of the warp is such a row. */
     DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);

@@ -6,8 +6,8 @@
  *     dP = dO V^T,   in steps of 64 columns of Dv          dS = P (dP - delta)       to memory, 16 bits
  *
  * Every mask and every option of scores is applied here, and nowhere else. The products of a pair take 16 D + 16 Dv
- * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right consumer begins some stages later than
- * the left one, so that each consumer's exponentials run beside products of the other.
+ * clocks of the tensor cores; its 32768 exponentials take 2048 clocks. The right-hand consumer begins some stages later
+ * than the left-hand one, so that each consumer's exponentials run beside products of the other.
  *
  * dS is computed from P as it is kept, rounded to 16 bits. A pair with P = 0 has dS = 0, so that NaN in a hidden row of
  * V or dO has no effect. */
@@ -30,7 +30,7 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* number of buffers by which the left consumer is ahead of the right one at the beginning */
+/* number of buffers by which the left-hand consumer is ahead of the right one at the beginning */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
@@ -127,7 +127,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* in the left consumer's first work: the right consumer waits until this one is ahead */
+    bool ahead; /* in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
