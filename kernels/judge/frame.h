@@ -20,7 +20,8 @@ struct tile {
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index in the arrays of struct truth of the tile's first key */
-    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number */
+    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. The number is 0 if
+     * the sequence has no queries, so that dk and dv of these keys are 0. */
     int64_t tile, tiles;
 };
 
@@ -37,8 +38,10 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    struct key_tile *key_tiles; /* [key_count]; head by head, in the order of `tiles` */
-    int64_t key_count;
+    /* [key_count]: first those that tiles of queries read (their number is read_count), head by head in the order of
+     * `tiles`; then those of sequences without queries */
+    struct key_tile *key_tiles;
+    int64_t key_count, read_count;
     /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
      * truth */
     int64_t count, rows, lines;
