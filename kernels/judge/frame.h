@@ -20,8 +20,8 @@ struct tile {
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index in the arrays of struct truth of the tile's first key */
-    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. The number is 0 if
-     * the sequence has no queries, so that dk and dv of these keys are 0. */
+    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. If the sequence
+     * has no queries, the number is 0, and dk and dv of these keys are 0. */
     int64_t tile, tiles;
 };
 
