@@ -124,27 +124,41 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Sets t->row and t->line to the indices of the tile's first row and first key in the arrays of attn_truth
- * (kernels/attention.h), which a device fills. */
-static void place_as_device(const struct frame *f, struct tile *t)
+/* Returns the place that the first row of tile t has in attn_truth (kernels/attention.h). */
+static int64_t row_as_device(const struct frame *f, const struct tile *t)
 {
     const attn_dims *const d = &f->g.dims;
     const int64_t h = t->hk * f->g.group + t->n;
-    t->row = (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
-    t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
+    return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Counts the tiles of `size` keys of head hk in sequence b. If f->key_tiles is not NULL, the function also stores the
- * tiles there. The head's tiles of queries begin at number `tile`. `line` is the index of the head's first key in the
- * arrays of struct truth (float64 results). */
-static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t line, int64_t size)
+/* Returns the index in struct truth of the first key of head hk in sequence b. The keys cut so far take f->lines. */
+static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
-    const int64_t room = key_room(&f->g, b);
+    const attn_dims *const d = &f->g.dims;
+    if (!f->as_device) return f->lines;
+    return attn_keys_are_packed(d) ? hk * d->total_k + frame_first_key(f, b) : (b * d->Hk + hk) * d->Sk;
+}
+
+/* Counts the tiles of `size` keys of head hk in sequence b, and their lines. If f->key_tiles has memory, the function
+ * stores the tiles there. The tiles of queries that read these keys are those from number `tile` on. */
+static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t size)
+{
+    const int64_t room = key_room(&f->g, b), line = line_of(f, b, hk);
     for (int64_t first = 0; first < room; first += size) {
         const struct key_tile t = { b, hk, first, attn_min64(size, room - first), line + first, tile, f->count - tile };
         if (f->key_tiles) f->key_tiles[f->key_count] = t;
         f->key_count++;
     }
+    f->lines += room;
+}
+
+/* Counts and stores, as cut_keys() does, the keys of all sequences that have no queries. */
+static void cut_unread_keys(struct frame *f, int64_t size)
+{
+    for (int64_t hk = 0; hk < f->g.dims.Hk; hk++)
+        for (int64_t b = 0; b < f->g.dims.B; b++)
+            if (row_room(&f->g, b) == 0) cut_keys(f, b, hk, f->count, size);
 }
 
 /* Visits all tiles of the problem and counts the chosen ones. If f->tiles and f->key_tiles are not NULL, the function
@@ -158,7 +172,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
     for (int64_t hk = 0; hk < d->Hk; hk++)
         for (int64_t b = 0; b < d->B; b++) {
             const int64_t room = row_room(&f->g, b), before = f->count;
-            int64_t line = f->lines;
+            const int64_t line = line_of(f, b, hk);
             for (int64_t n = 0; n < f->g.group; n++) {
                 f->all_rows += room;
                 for (int64_t first = 0; first < room; first += size) {
@@ -168,17 +182,17 @@ static void cut(struct frame *f, const attn_problem *p, double share)
                         continue;
                     }
                     const int64_t head = b * d->H + hk * f->g.group + n;
-                    if (f->as_device) place_as_device(f, &t), line = t.line;
+                    if (f->as_device) t.row = row_as_device(f, &t);
                     if (f->row_of_head && first == 0) f->row_of_head[head] = t.row;
                     if (f->tiles) f->tiles[f->count] = t;
                     f->count++;
                     f->rows += t.count;
                 }
             }
-            if (p->op != ATTN_OP_BACKWARD) continue;
-            if (f->count > before) cut_keys(f, b, hk, before, line, key_size);
-            if (f->count > before || room == 0) f->lines += key_room(&f->g, b);
+            if (p->op == ATTN_OP_BACKWARD && f->count > before) cut_keys(f, b, hk, before, key_size);
         }
+    f->read_count = f->key_count;
+    if (p->op == ATTN_OP_BACKWARD) cut_unread_keys(f, key_size);
 }
 
 /* ---- Reading the caller's tensors -------------------------------------------------------------------------------- */

@@ -19,8 +19,9 @@ struct tile {
  * keys. */
 struct key_tile {
     int64_t b, hk, first, count;
-    int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
-    /* the tiles of queries that read these keys: the index of the first one in `tiles`, and their number */
+    int64_t line; /* index in the arrays of struct truth of the tile's first key */
+    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number. If the sequence
+     * has no queries, the number is 0, and dk and dv of these keys are 0. */
     int64_t tile, tiles;
 };
 
@@ -37,10 +38,12 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    struct key_tile *key_tiles; /* array of key_count tiles of keys, head by head, in the order of `tiles` */
-    int64_t key_count;
-    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in struct truth (float64
-     * results) */
+    /* [key_count]: first those that tiles of queries read (their number is read_count), head by head in the order of
+     * `tiles`; then those of sequences without queries */
+    struct key_tile *key_tiles;
+    int64_t key_count, read_count;
+    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
+     * truth */
     int64_t count, rows, lines;
     /* true: a device computed the arrays of struct truth (the float64 results), so the rows of these arrays have the
      * order of struct attn_truth (kernels/attention.h); false: the judge computes the arrays on the CPU, tile after

@@ -610,6 +610,7 @@ HYPOTHESIS(dq_last_tile_only)
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true
 #define BACKWARD .of_backward = true
+#define FACTOR   .converts = true, .of_backward = true
 #define OTHER    .converts = false
 #define SIZE     .of_pattern = true, .of_size = true
 #define ROW(name, count, kind, sentence, mend) \
@@ -670,10 +671,10 @@ const struct hypothesis hypotheses[] = {
     ROW(group_not_summed, 2, BACKWARD, "dk and dv are those of one query head of each group", "sum dk and dv over the query heads that read a key/value head")
     ROW(delta_missing, 2, BACKWARD, "delta, the row sums of dout times out, is missing", "subtract delta from dP")
     ROW(dlse_missing, 1, BACKWARD, "dlse is ignored", "subtract dlse from delta")
-    ROW(scale_missing_in_dq, 1, CONVERTS, "dq is not multiplied by the scale", "multiply dq by the scale")
-    ROW(scale_missing_in_dk, 1, CONVERTS, "dk is not multiplied by the scale", "multiply dk by the scale")
-    ROW(scale_twice_in_dq, 1, CONVERTS, "dq is multiplied by the scale twice", "divide dq by the scale")
-    ROW(scale_twice_in_dk, 1, CONVERTS, "dk is multiplied by the scale twice", "divide dk by the scale")
+    ROW(scale_missing_in_dq, 1, FACTOR, "dq is not multiplied by the scale", "multiply dq by the scale")
+    ROW(scale_missing_in_dk, 1, FACTOR, "dk is not multiplied by the scale", "multiply dk by the scale")
+    ROW(scale_twice_in_dq, 1, FACTOR, "dq is multiplied by the scale twice", "divide dq by the scale")
+    ROW(scale_twice_in_dk, 1, FACTOR, "dk is multiplied by the scale twice", "divide dk by the scale")
     ROW(dv_of_unnormalized_p, 1, OTHER, "dv is of exponentials that are not divided by their sum", "compute dv with exp(score - lse)")
     ROW(softcap_derivative_missing, 1, BACKWARD, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
     ROW(dq_last_tile_only, 60, BACKWARD, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")

@@ -162,17 +162,28 @@ bool judge_has_verdict(const judge *j)
     return j->phase > PHASE_EMULATE;
 }
 
+/* Leaves out the tiles of keys whose tiles of queries are number `count` or later. */
+static void leave_out_keys(struct frame *f, int64_t count)
+{
+    const int64_t all = f->key_count, read = f->read_count;
+    f->key_count = f->read_count = 0;
+    for (int64_t n = 0; n < all; n++) {
+        if (n < read && f->key_tiles[n].tile >= count) continue;
+        f->key_tiles[f->key_count++] = f->key_tiles[n];
+        f->read_count += n < read;
+    }
+}
+
 void judge_hurry(judge *j)
 {
     struct frame *const f = &j->frame;
-    if (j->phase != PHASE_TRUTH || j->pass.at == 0 || j->pass.at == f->count) return;
+    if (j->phase != PHASE_TRUTH || j->pass.at == 0 || j->pass.at >= f->count) return;
     int64_t count = j->pass.at;
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0)
-        return; /* no key/value head is complete yet, so the judge must compute more tiles although time is
-                             * short */
+    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
+    leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;

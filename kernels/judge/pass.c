@@ -16,9 +16,9 @@ static const struct emulation emulations[EFFORT_EMULATIONS] = {
 
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count)
 {
-    j->pass = (struct pass){
-        .v = *v, .frame = frame, .list = list, .count = list ? count : frame->count, .hk = -1, .b = -1, .emulation = -1
-    };
+    j->pass =
+        (struct pass){ .v = *v, .frame = frame, .list = list, .count = count, .hk = -1, .b = -1, .emulation = -1 };
+    if (!list) j->pass.count = frame->count + frame->key_count - frame->read_count;
     j->pass.by_units = list != NULL && units_are_sampled(j);
     j->pass.sums = list == NULL && frame->whole;
     j->in_pass = true;
@@ -98,7 +98,17 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). This is for mistakes that are only in the backward. */
+/* Handles dk and dv of a tile of keys that no query reads, as pass_settle_keys() does. They are 0, with any mistake. */
+void pass_settle_unread(struct judge *j, const struct key_tile *t)
+{
+    static const double zeros[ATTN_MAX_HEAD_DIM];
+    const int64_t first = frame_first_key(j->pass.frame, t->b) + t->first;
+    settle_rows(j, 3, t->b, t->hk, first, t->count, t->line, zeros, 0);
+    settle_rows(j, 4, t->b, t->hk, first, t->count, t->line, zeros, 0);
+}
+
+/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
+ * backward. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;

@@ -17,6 +17,7 @@ static void choose_units(struct judge *j)
     j->sample_count = 0;
     for (int kind = 0; kind <= backward; kind++) {
         const int64_t before = j->sample_count;
+        if (!units_are_given(j, (enum unit_kind)kind)) continue;
         for (int which = 0; which < FRAME_KEY_TENSORS; which++)
             if (units_kind_of(which) == (enum unit_kind)kind && j->wrong >> which & 1 && j->worst[which].count > 0)
                 j->sample_count = units_add(j->worst[which].unit[0], j->sample, j->sample_count);
@@ -28,7 +29,8 @@ static void choose_units(struct judge *j)
     j->other_sample = calloc((size_t)units_room(&j->other), sizeof *j->other_sample);
     j->has_other = j->other_sample != NULL;
     for (int kind = 0; kind < UNIT_KINDS && j->has_other; kind++)
-        j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
+        if (units_are_given(j, (enum unit_kind)kind))
+            j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
 }
 
 /* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Other problems get only some tiles.

@@ -88,7 +88,8 @@ struct pass {
     const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
                           * tiles */
     /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
-     * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile */
+     * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile. Without a
+     * list, the pass then goes over the tiles of keys that no query reads. */
     bool by_units;
     int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
     int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
@@ -187,6 +188,7 @@ void pass_take_keys(struct judge *j, int64_t b, int64_t hk);
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept);
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept);
 void pass_settle_head(struct judge *j, const struct tile *t);
+void pass_settle_unread(struct judge *j, const struct key_tile *t);
 void pass_settle_sums(struct judge *j);
 void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wanted wanted);
 void pass_convert_rows(struct judge *j, int64_t tile);
@@ -222,15 +224,16 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
  * mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c. A unit is a tile of queries or of keys. units_choose_emulated() chooses the units of the list
- * `emulated`, by the differences that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated.
- * units_add() adds a unit to a list unless the list already has it, and returns the list's new length. units_spread()
- * adds `wanted` units that are evenly spread over the tiles of queries or of keys. units_room() returns the length that
- * a list of units of a frame may have. Lists are sorted by units_sort(), so that tiles of queries come before tiles of
- * keys, and the tiles of a head follow each other. */
+/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
+ * for the list, all tiles are emulated. units_add() adds a unit to a list that does not have it yet, and returns the
+ * list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries, or over the
+ * tiles of keys that queries read. units_are_given() returns whether the caller sent a result of such units.
+ * units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(), so that
+ * tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
+bool units_are_given(const struct judge *j, enum unit_kind kind);
 int64_t units_add(int64_t unit, int64_t *list, int64_t count);
 int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t count);
 void units_sort(int64_t *list, int64_t count);

@@ -58,6 +58,10 @@ static bool step_keys(struct judge *j, const struct key_tile *keys)
 {
     struct pass *const pass = &j->pass;
     const bool backwards = pass->emulation >= 0 && pass->emulation % 2;
+    if (keys->tiles == 0) {
+        pass_settle_unread(j, keys);
+        return true;
+    }
     const int64_t n = backwards ? keys->tiles - 1 - pass->inner : pass->inner;
     add_queries(j, keys, &pass->frame->tiles[keys->tile + n]);
     if (++pass->inner < keys->tiles) return false;
@@ -82,7 +86,16 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Computes tile number n of a pass that goes over tiles of queries. */
+/* Does the work of a tile of keys that no query reads, in a pass that goes over tiles of queries. */
+static void step_unread(struct judge *j, int64_t key_tile)
+{
+    struct pass *const pass = &j->pass;
+    if (pass->converts) pass_convert_keys(j, key_tile);
+    /* if sequences are mixed, queries read all keys, and pass_settle_head() has handled them */
+    else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
+}
+
+/* Does the work of tile n of a pass that goes over tiles of queries. */
 static void step_tile(struct judge *j, int64_t n)
 {
     struct pass *const pass = &j->pass;
@@ -109,8 +122,10 @@ bool pass_step(struct judge *j)
     struct pass *const pass = &j->pass;
     if (pass->at < pass->count) {
         const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
-        if (!pass->by_units) step_tile(j, n), pass->at++;
-        else if (step_unit(j, n)) pass->at++;
+        const struct frame *const f = pass->frame;
+        if (pass->by_units) pass->at += step_unit(j, n);
+        else if (n < f->count) step_tile(j, n), pass->at++;
+        else step_unread(j, f->read_count + n - f->count), pass->at++;
     }
     if (pass->at < pass->count) return false;
     pass_settle_sums(j);

@@ -36,6 +36,14 @@ void units_note(struct worst_units *worst, int64_t unit, double error)
     worst->unit[at] = unit, worst->error[at] = error;
 }
 
+bool units_are_given(const struct judge *j, enum unit_kind kind)
+{
+    bool given = false;
+    for (int which = 0; which < FRAME_KEY_TENSORS; which++)
+        given |= units_kind_of(which) == kind && state_is_given(j, frame_tensors[which]);
+    return given;
+}
+
 int64_t units_add(int64_t unit, int64_t *list, int64_t count)
 {
     for (int64_t n = 0; n < count; n++)
@@ -46,7 +54,7 @@ int64_t units_add(int64_t unit, int64_t *list, int64_t count)
 
 int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t count)
 {
-    const int64_t first = kind == UNIT_KEYS ? f->count : 0, units = kind == UNIT_KEYS ? f->key_count : f->count;
+    const int64_t first = kind == UNIT_KEYS ? f->count : 0, units = kind == UNIT_KEYS ? f->read_count : f->count;
     wanted = attn_min64(wanted, units);
     for (int64_t n = 0; n < wanted; n++)
         count = units_add(first + (wanted == 1 ? 0 : n * (units - 1) / (wanted - 1)), list, count);
@@ -83,12 +91,13 @@ void units_choose_emulated(struct judge *j)
     const struct frame *const f = &j->frame;
     const double all = frame_multiply_adds(&j->p), third = j->time_s / 3 * effort_rate();
     const double affordable = fmin(EMULATED_MULTIPLY_ADDS, third / effort_of_emulations(effort_emulations(&j->p)));
-    const int64_t units[UNIT_KINDS] = { f->count, f->key_count };
+    const int64_t units[UNIT_KINDS] = { f->count, f->read_count };
     const int64_t least = j->p.op == ATTN_OP_BACKWARD ? LEAST_UNITS_BACKWARD : LEAST_UNITS;
-    if (!j->borrows_truth || all <= affordable || (f->count <= least && f->key_count <= least)) return;
+    if (!j->borrows_truth || all <= affordable || (f->count <= least && f->read_count <= least)) return;
     j->emulated = calloc((size_t)units_room(f), sizeof *j->emulated);
     if (!j->emulated) return;
     for (int kind = 0; kind < UNIT_KINDS; kind++) {
+        if (!units_are_given(j, (enum unit_kind)kind)) continue;
         const double share = affordable / all * (double)units[kind];
         const int64_t wanted = attn_min64(units[kind], attn_max64((int64_t)share, least));
         j->emulated_count = choose_kind(j, (enum unit_kind)kind, wanted, j->emulated_count);

@@ -166,7 +166,7 @@ static void look(struct search *s, attn_tensor_id id, int64_t at, const int64_t 
     for (int a = 0; a < AXES; a++) s->counts.wrong[a][place[a]]++;
 }
 
-/* Counts the wrong elements in `count` rows of a tensor: query rows of a tile, or keys of a head. */
+/* Counts the wrong elements in the `count` rows of a tile of queries or of keys. */
 static void look_at_rows(struct search *s, attn_tensor_id id, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t start, int64_t kept)
 {
@@ -180,15 +180,21 @@ static void look_at_rows(struct search *s, attn_tensor_id id, int64_t b, int64_t
         }
 }
 
-static void look_at(struct search *s, attn_tensor_id id, bool of_keys)
+static void look_at_queries(struct search *s, attn_tensor_id id)
 {
     const struct frame *const f = s->f;
     for (int64_t n = 0; n < f->count; n++) {
         const struct tile *const t = &f->tiles[n];
-        const bool last = n + 1 == f->count || t[1].hk != t->hk || t[1].b != t->b;
-        if (!of_keys)
-            look_at_rows(s, id, t->b, t->hk * f->g.group + t->n, t->first, t->count, frame_first_row(f, t->b), t->row);
-        else if (last) look_at_rows(s, id, t->b, t->hk, 0, frame_key_room(f, t->b), frame_first_key(f, t->b), t->line);
+        look_at_rows(s, id, t->b, t->hk * f->g.group + t->n, t->first, t->count, frame_first_row(f, t->b), t->row);
+    }
+}
+
+static void look_at_keys(struct search *s, attn_tensor_id id)
+{
+    const struct frame *const f = s->f;
+    for (int64_t n = 0; n < f->key_count; n++) {
+        const struct key_tile *const t = &f->key_tiles[n];
+        look_at_rows(s, id, t->b, t->hk, t->first, t->count, frame_first_key(f, t->b), t->line);
     }
 }
 
@@ -245,7 +251,8 @@ void where_find(const struct frame *f, const struct truth *t, const attn_tensor 
         set_sizes(&s, id, of_keys, of_sum);
         if (open_counts(&s.counts)) {
             if (of_sum) look_at_sum(&s, id);
-            else look_at(&s, id, of_keys);
+            else if (of_keys) look_at_keys(&s, id);
+            else look_at_queries(&s, id);
             if (s.counts.total > 0 && result->place_count < JUDGE_WHERE) {
                 judge_place *const place = &result->place[result->place_count++];
                 *place = (judge_place){ .id = id, .wrong = s.counts.total, .of_wrong = s.counts.total };

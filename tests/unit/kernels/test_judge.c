@@ -415,7 +415,142 @@ static void test_right_results_are_right_where_few_rows_are_emulated(void **stat
     assert_true(sampled > SAMPLED_SEEDS / 2);
 }
 
-/* ---- Tests of a judge of results with long backwards ------------------------------------------------------------- */
+/* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
+
+/* Returns the verdict on the results of a problem, as judge_with() does, but without a search for mistakes. hurry: the
+ * number of steps after which the judge is told to hurry; -1: it is not told. */
+static void only_verdict(const attn_problem *p, const attn_truth *truth, double seconds, int hurry,
+                         judge_result *result)
+{
+    attn_tensor results[TENSORS];
+    attn_error err = { 0 };
+    judge *j;
+    const attn_problem bare = take_results(p, results);
+    if (judge_open(&bare, results, truth, seconds, &j, &err) != ATTN_OK) fail_msg("judge_open: %s", err.text);
+    for (int n = 0; !judge_has_verdict(j); n++) {
+        if (n == hurry) judge_hurry(j);
+        judge_step(j);
+    }
+    judge_report(j, result);
+    judge_close(j);
+}
+
+/* Problems with rows that have no query or no key beside them, or that are padding. */
+static const struct spec lonely[] = {
+    SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
+    SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
+    SPEC(.op = ATTN_OP_BACKWARD, .sequences = 7, .q_lengths = { 2, 0, 12, 3, 0, 5, 0 },
+         .k_lengths = { 4, 9, 8, 0, 3, 6, 5 }),
+    SPEC(.op = ATTN_OP_BACKWARD, .sequences = 7, .q_lengths = { 2, 0, 12, 3, 0, 5, 0 },
+         .k_lengths = { 4, 9, 8, 0, 3, 6, 5 }, .gaps = 3),
+    SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 0 }, .k_lengths = { 3, 2 }),
+    SPEC(.op = ATTN_OP_BACKWARD, .B = 1, .Sq = 0, .Sk = 70),
+    SPEC(.op = ATTN_OP_BACKWARD, .Sq = 5, .Sk = 0),
+    SPEC(.op = ATTN_OP_BACKWARD, .B = 4, .Sq = 7, .Sk = 9, .seqlens_q = true, .seqlens_k = true),
+    SPEC(.B = 4, .Sq = 7, .Sk = 9, .seqlens_q = true, .seqlens_k = true),
+};
+
+static void make_lonely(size_t n, struct fixture *f)
+{
+    struct spec s = lonely[n];
+    s.H = 4, s.Hk = 2, s.D = 3, s.Dv = 2;
+    fixture_make(f, &s);
+    compute(&reference, &f->p);
+}
+
+/* Makes one number of result `id` wrong. The judge must find this number and no other one. */
+static void expect_found(const struct fixture *f, attn_tensor_id id, int64_t at, const attn_truth *truth,
+                         double seconds)
+{
+    const attn_tensor *const t = &f->p.tensor[id];
+    const double right = tensor_get(t, at);
+    judge_result result;
+    tensor_set(t, at, 7);
+    only_verdict(&f->p, truth, seconds, -1, &result);
+    if (result.verdict != JUDGE_MISMATCH || result.tensor[id].wrong != 1 || result.worst_count != 1 ||
+        result.worst[0].id != id || result.worst[0].got != 7) {
+        spec_print(stderr, &f->spec);
+        print(&result);
+        fail_msg("element %lld of %s is not compared%s", (long long)at, attn_tensors[id].name,
+                 !truth         ? ""
+                 : seconds == 0 ? ", where few rows are emulated"
+                                : ", where a device computes the truth");
+    }
+    tensor_set(t, at, right);
+}
+
+/* A number may be wrong in any row of a result, also where the right number is always 0 (or lse -inf): in out and dq of
+ * queries without keys, in dk and dv of keys without queries, and in padding. */
+static void test_a_wrong_number_is_found_in_any_row(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(lonely); n++) {
+        struct fixture f;
+        judge_result result;
+        make_lonely(n, &f);
+        attn_truth truth = truth_of(&f.p);
+        judge_all(&f.p, &result);
+        assert_int_equal(result.verdict, JUDGE_MATCH);
+        for (int id = 0; id < TENSORS; id++) {
+            const attn_tensor *const t = &f.p.tensor[id];
+            if (!(JUDGE_RESULTS >> id & 1) || t->rank == 0) continue;
+            assert_int_equal(result.tensor[id].of, tensor_elements(t));
+            const int64_t columns = id == ATTN_T_lse ? 1 : t->shape[t->rank - 1];
+            for (int64_t at = 0; at < tensor_elements(t); at += columns) {
+                expect_found(&f, (attn_tensor_id)id, at, NULL, 1e9);
+                expect_found(&f, (attn_tensor_id)id, at, &truth, 1e9);
+                expect_found(&f, (attn_tensor_id)id, at, &truth, 0);
+            }
+        }
+        free_truth(&truth);
+        fixture_clear(&f);
+    }
+}
+
+/* dk is wrong at a key of a sequence without queries, where no mistake of the table makes it wrong. */
+static void test_a_wrong_key_without_queries_is_located(void **state)
+{
+    struct fixture f;
+    judge_result result;
+    (void)state;
+    make_lonely(2, &f);
+    attn_truth truth = truth_of(&f.p);
+    for (int64_t e = 0; e < 3; e++) tensor_set(&f.p.dk, ((4 + 7) * 2 + 1) * 3 + e, 7);
+    for (int way = 0; way < 3; way++) {
+        judge_with(&f.p, way ? &truth : NULL, way == 2 ? 0 : 1e9, &result);
+        if (result.place_count != 1 || strcmp(result.place[0].what, "key 7 of head 1 of sequence 1") ||
+            result.explanation_count > 0) {
+            print(&result);
+            fail_msg("the wrong key is not located");
+        }
+    }
+    free_truth(&truth);
+    fixture_clear(&f);
+}
+
+/* A judge that must hurry leaves out keys whose dk and dv it has not computed. It calls no right result wrong. */
+static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
+{
+    bool hurried = false;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(lonely); n++)
+        for (int steps = 0; steps < 60; steps++) {
+            struct fixture f;
+            judge_result result;
+            make_lonely(n, &f);
+            only_verdict(&f.p, NULL, 1e9, steps, &result);
+            hurried |= result.rows_checked < result.rows_of;
+            if (result.verdict > JUDGE_MATCH || result.place_count > 0) {
+                spec_print(stderr, &f.spec);
+                print(&result);
+                fail_msg("a right result is wrong after %d steps", steps);
+            }
+            fixture_clear(&f);
+        }
+    assert_true(hurried);
+}
+
+/* ---- Long backwards ---------------------------------------------------------------------------------------------- */
 
 /* A backward so long that the judge computes only a few tiles of queries and of keys as a kernel would. Four query
  * heads share a key/value head. */
@@ -546,8 +681,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* The client's mistake changes only the backward. The judge tests it on tiles of keys, with the lse and delta of the
- * float64 results. The results have no dq. */
+/* A mistake of the backward alone is tested on tiles of keys, whose lse and delta are those of the truth (float64
+ * results). The results have no dq, so no tile of queries is emulated. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -558,6 +693,33 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     with_dk_of_scale_one(&f.p.dk, 0.125);
     judge_with(&f.p, &truth, 1, &result);
     assert_int_equal(first_explanation(&result, "scale_missing_in_dk")->tensors, ATTN_TENSOR_BIT(dk));
+    assert_int_equal(result.rows_emulated, 0); /* no result of queries was sent */
+    free_truth(&truth);
+    fixture_clear(&f);
+}
+
+/* Two mistakes of the backward at once. A pair is tested on tiles of keys only if the kernel's out and lse are right,
+ * because the forward of a whole group is too much work. */
+static void test_two_mistakes_in_long_gradients_are_named(void **state)
+{
+    struct spec s = long_backward;
+    struct fixture f;
+    judge_result result;
+    (void)state;
+    s.causal = s.dlse = true;
+    fixture_make(&f, &s);
+    attn_problem wrong = f.p;
+    wrong.dlse = (attn_tensor){ 0 };
+    compute(&cpu, &wrong);
+    with_dk_of_scale_one(&f.p.dk, 0.125);
+    attn_truth truth = truth_of(&f.p);
+    judge_with(&f.p, &truth, 1, &result);
+    const judge_explanation *const e = first_explanation(&result, "dlse_missing");
+    if (!e->and_code || strcmp(e->and_code, "scale_missing_in_dk") != 0) {
+        print(&result);
+        fail_msg("the second mistake is not named");
+    }
+    assert_int_equal(e->tensors, ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk));
     free_truth(&truth);
     fixture_clear(&f);
 }
@@ -592,11 +754,15 @@ int main(void)
         cmocka_unit_test(test_the_reference_matches_with_every_option),
         cmocka_unit_test(test_the_fast_kernels_are_right_with_every_option),
         cmocka_unit_test(test_a_mistake_is_named),
+        cmocka_unit_test(test_a_wrong_number_is_found_in_any_row),
+        cmocka_unit_test(test_a_wrong_key_without_queries_is_located),
+        cmocka_unit_test(test_a_judge_that_hurries_calls_no_right_result_wrong),
         cmocka_unit_test(test_the_truth_of_a_long_backward_is_for_a_device),
         cmocka_unit_test(test_a_right_long_backward_is_right),
         cmocka_unit_test(test_a_wrong_tile_of_a_long_backward_is_found),
         cmocka_unit_test(test_a_mistake_in_a_long_backward_is_named),
         cmocka_unit_test(test_a_mistake_in_long_gradients_is_named),
+        cmocka_unit_test(test_two_mistakes_in_long_gradients_are_named),
         cmocka_unit_test(test_a_mask_missing_in_long_gradients_is_named),
     };
     return cmocka_run_group_tests(tests, open_benches, close_benches);
