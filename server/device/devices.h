@@ -39,6 +39,7 @@ struct batch {
      * as work of this flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
+    int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
     int count;
@@ -145,9 +146,14 @@ void cut_prepare(const struct devices *devices, struct job *job);
 /* Functions for the gradients that are sums over queries. sums_begin(): call it when all parts of a job have run. True:
  * each part must leave once more, for its device part->sums_on, to add up a share of the gradients. False: the job has
  * no such gradients, or they are added up already, or a device was lost with its part of them; the part then has the
- * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device. */
+ * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device.
+ * sums_free_part() frees the memory of one part; call it when the part is back and no part adds up. sums_lose(): call it
+ * when a device that hangs has a part of the job. While parts add up, the memory of their sums may then never be freed,
+ * so no batch waits for that memory any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
+void sums_free_part(struct job_part *part);
+void sums_lose(struct job *job);
 
 /* Returns the device with the least work among those that may have room for a batch. Among devices with equal work,
  * it is the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
@@ -165,6 +171,11 @@ int device_number(const struct device *device);
  * there is no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
+/* False: the job has gradients that are added up from parts, and the devices that have room for it, with `first` among
+ * them, have too little memory for the sums of all parts. More devices may have room later. `first` must have room.
+ * *wait_ns is reduced as by device_has_room(). */
+bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
+                   int64_t *wait_ns);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines the differences that the devices of a cut job found between their parts' outputs and the exact outputs
@@ -174,7 +185,7 @@ void cut_join_truths(struct job *job);
  * time, and until then more jobs may join the second batch. *wait_ns becomes the time for which the second batch may
  * wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
-/* The device must have room for the batch, unless the batch adds up gradients (batch_adds()). */
+/* The device must have room for the batch, unless the batch is a part of a job with sum_parts (struct job). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has put the job on the device already, so the batch needs no free
  * slot. */

@@ -156,11 +156,16 @@ def assert_by_queries(got, want):
         assert np.abs(a - b).max() <= 2e-3 * np.abs(b).max(), name
 
 
-def assert_memory_is_free(server):
-    """Staging memory is free, and the devices keep no sums of parts. They may keep scratch memory of kernels."""
-    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+def keeps_no_sums(server, device):
+    """The device keeps no sums of parts. It may keep scratch memory of kernels."""
     own = 4 * 2 * S * D
-    assert eventually(lambda: all(server.metric('attnd_device_bytes', device=d['name'], kind='used') < own for d in server.get('/v1/info').json()['devices']))
+    return server.metric('attnd_device_bytes', device=device, kind='used') < own
+
+
+def assert_memory_is_free(server):
+    """Staging memory is free, and the devices keep no sums of parts."""
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert eventually(lambda: all(keeps_no_sums(server, d['name']) for d in server.get('/v1/info').json()['devices']))
 
 
 @pytest.mark.parametrize('devices', [2, 3, 4])
@@ -197,6 +202,27 @@ def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_quer
     assert [d['usable'] for d in server.get('/v1/info').json()['devices']] == [True, False, True]
 
 
+def test_a_device_that_is_lost_before_others_copy_its_sums_is_made_up_for(fake, right_by_queries, gate):
+    # The third run of device 0, of another problem, loses the device after it has added up its share. Until then a slow
+    # launch keeps the thread of device 1 from adding up.
+    server = fake(f'0:hold={gate.path}@1,1:launch.slow={int(2000 * SLOWER)}@2,0:sync.err=700@3', *SPLIT, devices=2)
+    op, members = QUERIES['backward']
+    asking = Asking(server, members, path=f'/v1/attention/{op}')
+    # the part of device 1 is back
+    assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:1') == 1)
+    slow = Asking(server)
+    assert eventually(lambda: server.get('/v1/info').json()['devices'][1]['running_requests'] == 1)
+    gate.open()
+    # device 0 has added up its share
+    assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:0') == 2)
+    assert server.forward(**wire.small_body()).status == 503
+    assert slow.result().status == 200
+    answer = asking.result()
+    assert answer.status == 200, answer
+    assert answer.json()['backend'].startswith('fake:1 ')
+    assert_by_queries({n: answer.json()[n] for n in RESULTS[op]}, right_by_queries['backward'])
+
+
 def test_a_problem_by_queries_is_answered_503_when_no_device_is_left(fake):
     server = fake('sync.err=700', *SPLIT, devices=2)
     answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
@@ -229,6 +255,22 @@ def test_a_device_that_never_ends_adding_up_is_given_up(fake, right_by_queries):
     answer, numbers = asked(server, 'backward')
     assert answer['backend'].startswith('fake:0,2 ')
     assert_by_queries(numbers, right_by_queries['backward'])
+
+
+def test_sums_are_freed_if_another_device_never_ends_its_part(fake):
+    server = fake('1:event.never@1', *SPLIT, '--watchdog-ms', int(1500 * SLOWER), devices=2)
+    answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
+    assert answer.status == 503, answer
+    assert eventually(lambda: keeps_no_sums(server, 'fake:0'))
+
+
+def test_sums_are_freed_at_a_deadline_while_another_part_runs(fake, gate):
+    for held in 0, 1:
+        server = fake(f'{held}:hold={gate.path}@1', *SPLIT, devices=2)
+        answer = server.post('/v1/attention/backward', {**QUERIES['backward'][1], 'timeout_ms': 1500})
+        assert answer.status == 504, answer
+        assert eventually(lambda: keeps_no_sums(server, f'fake:{1 - held}'))
+    gate.open()
 
 
 def test_sums_that_do_not_fit_on_a_device_leave_the_problem_on_one_device(fake):
