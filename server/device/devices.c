@@ -9,8 +9,8 @@
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
  *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
  *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
- *    batch of a flow that has no other batch on the device. The parts of a job with sum_parts (struct job) do not count,
- *    because if other devices are busy or lost, one device may get all of these parts.
+ *    batch of a flow that has no other batch on the device. The parts of a job with sum_parts (struct job) may be more,
+ *    because one device may get all of them if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
  *    time that the guest needs (DEVICE_GUEST_FACTOR).

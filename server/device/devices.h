@@ -147,9 +147,9 @@ void cut_prepare(const struct devices *devices, struct job *job);
  * each part must leave once more, for its device part->sums_on, to add up a share of the gradients. False: the job has
  * no such gradients, or they are added up already, or a device was lost with its part of them; the part then has the
  * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device.
- * sums_free_part() frees the memory of one part; call it when the part is back and no part adds up. sums_lose(): call it
- * when a device that hangs has a part of the job. While parts add up, the memory of their sums may then never be freed,
- * so no batch waits for that memory any more. */
+ * sums_free_part() frees the memory of one part; call it when the part is back and no part adds up. sums_lose(): call
+ * it when a device that hangs has a part of the job. While parts add up, the memory of their sums may then never be
+ * freed, so no batch waits for that memory any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);

@@ -50,8 +50,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* No share has more elements than this: a share has at most units / parts units, rounded up, and the last share also
-     * has the elements behind the last whole unit (share_begin()). */
+    /* No share has more elements than this: a share has at most units / parts units, rounded up, and the last share
+     * also has the elements behind the last whole unit (share_begin()). */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);

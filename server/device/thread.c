@@ -503,8 +503,8 @@ static void put_back_held(struct device *device)
 }
 
 /* Handles a lack of device memory for the slot's batch. `over`: device->over before the batch was tried. True: other
- * batches run on the device, or the device has sums of other jobs, and this batch is held until memory is freed. A batch
- * that adds up gradients is never held: the memory for its sums is freed only when it has ended. */
+ * batches run on the device, or the device has sums of other jobs, and this batch is held until memory is freed. A
+ * batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -637,9 +637,10 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a part that passes the held batch, or NULL. A held batch may wait for sums of a job that is over only when its
- * other parts have run, so these parts pass. Parts that have sums pass a held part that has sums, too, if their job is
- * older, and any other held batch if they were queued before it was held. Call this with the lock held. */
+/* Returns a part that passes the held batch, or NULL. A held batch may wait for sums of a job whose other parts are
+ * still in the inbox, so these parts pass. A part that has sums passes a held part that has sums, too, if its job is
+ * older, and any other held batch if its job was queued before that batch was held. Jobs thus wait only for older jobs,
+ * never in a circle. Call this with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;

@@ -102,8 +102,8 @@ struct job_part {
     void *sums;
     struct device *sums_on;
     struct job_part *next_kept; /* next part with sums on that device; the device's lock protects this member */
-    int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
-    const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
+    int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
+    const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
      * results, and the differences that it found */
     bool truth_known;

@@ -560,7 +560,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     gate_shut(&gate);
     gate_script(&gate, "0:hold=GATE@2", script, sizeof script);
     open_small_site(&s, 2, script, SMALL_BYTES);
-    struct job *const large = job_in_two(&s, &f[1], &LARGE, ignored), *const running = job_in_two(&s, &f[2], &half, over);
+    struct job *const large = job_in_two(&s, &f[1], &LARGE, ignored), *const running = job_in_two(&s, &f[2], &half,
+                                                                                                  over);
     assert_true(device_disable(over[1]));
     struct job *const job = job_in_two(&s, &f[0], &SUMS, over);
     assert_back(&s, send_part(&s, job, over[0]));
