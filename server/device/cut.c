@@ -173,17 +173,19 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* True if each device has enough memory for the sums of a part, if the problem is cut into `count` parts. */
-static bool have_memory(const struct devices *devices, const attn_problem *p, int count)
+/* True if each device has enough memory for the sums of its parts, if the problem is cut into `parts` parts and `able`
+ * devices share them. */
+static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
-    const int64_t bytes = sums_bytes(p, count);
+    const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);
     for (int i = 0; i < devices->count; i++)
         if (bytes > devices->device[i]->info.memory_limit / 2) return false;
     return true;
 }
 
-/* The number of parts is decided here once, and stays even if devices are busy or fail later. The bits of gradients
- * that are added up from parts therefore do not depend on the devices' load. */
+/* The number of parts stays as it is decided here, even if devices are busy or fail later. The bits of gradients that
+ * are added up from parts therefore do not depend on the devices' load. Only if so many devices fail that the others
+ * have too little memory for all sums, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -193,7 +195,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
     if (!sums_are_needed(whole) || way_of(whole, count, true) != JOB_BY_QUERIES) return;
     for (int i = 1; i < count; i++)
         if (!are_alike(devices->device[0], devices->device[i])) return;
-    if (!have_memory(devices, whole, count) || divide(whole, JOB_BY_QUERIES, count, ranges) != count ||
+    if (!have_memory(devices, whole, count, count) || divide(whole, JOB_BY_QUERIES, count, ranges) != count ||
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
@@ -220,26 +222,36 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: `first`, which becomes over[0], and others. Returns their
- * number. */
+/* Lists the devices that may compute parts of the job: `first`, which is over[0], and others. Returns their number.
+ * *wait_ns is reduced to the time until another device may have room (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
-                        struct device *over[CONFIG_MAX_DEVICES])
+                        int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
     int count = 1;
     over[0] = first;
     for (int i = 0; i < devices->count; i++) {
         struct device *const device = devices->device[i];
-        int64_t ignored_ns = 0;
         if (device == first || device->disabled || !are_alike(first, device) ||
-            !device_has_room(device, job, now_ns, &ignored_ns))
+            !device_has_room(device, job, now_ns, wait_ns))
             continue;
         insert(over, count++, device);
     }
     return count;
 }
 
-/* Cuts a job into job->sum_parts parts, whose gradients will be added up. If there are more parts than devices, some
- * devices get several parts. */
+bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
+                   int64_t *wait_ns)
+{
+    struct device *over[CONFIG_MAX_DEVICES];
+    int usable = 0;
+    if (job->sum_parts == 0) return true;
+    for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
+    const attn_problem *const whole = job_problem(job, 0);
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* the job will not be cut */
+           have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
+}
+
+/* Cuts a job that has sum_parts parts. If there are more parts than devices, some devices get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -253,10 +265,15 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
                      struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
+    int64_t ignored_ns = 0;
     over[0] = first;
     if (cut_most_parts(devices, job) == 1) return 1;
     const attn_problem *const whole = job_problem(job, 0);
-    const int able = list_devices(devices, first, job, now_ns, over);
+    const int able = list_devices(devices, first, job, now_ns, &ignored_ns, over);
+    if (job->sum_parts > 0 && !have_memory(devices, whole, job->sum_parts, able)) {
+        job->sum_parts = 0;
+        return 1;
+    }
     if (job->sum_parts > 0) return cut_with_sums(job, able, over);
     const enum job_way way = way_of(whole, able, false);
     const int count = divide(whole, way, able, ranges);

@@ -7,9 +7,10 @@
  *
  * Invariants
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or on a device with a single stream, a flow may have one batch more, because the device would
- *    otherwise be idle between two batches. All flows together may have DEVICE_GUESTS batches more than one flow alone.
- *    A guest is the batch of a flow that has no other batch on the device.
+ *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
+ *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
+ *    batch of a flow that has no other batch on the device. The parts of a job with sum_parts (struct job) may be more,
+ *    because one device may get all of them if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
  *    time that the guest needs (DEVICE_GUEST_FACTOR).
@@ -219,6 +220,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
+        device->held_may_run = true; /* the loop has ended and frees no sums for which a held batch might wait */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -432,7 +434,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 {
     (void)devices;
     assert(batch->count > 0 && batch->device == NULL);
-    assert(batch->adopted || batch_adds(batch) || !is_full(device));
+    assert(batch->adopted || batch_job(batch, 0)->sum_parts > 0 || !is_full(device));
     batch->device = device;
     batch->left_ns = clock_ns();
     batch->previous = NULL;

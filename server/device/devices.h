@@ -38,10 +38,10 @@ struct batch {
     /* The flow (client) whose work this batch counts as: that of the batch's first job, which holds a reference to the
      * flow. NULL: the first job has no flow. */
     const struct flow *flow;
-    int64_t left_ns; /* time at which the batch left for the device */
-    /* device time in nanoseconds that the batch took, which is charged to the flows (clients) of its jobs */
-    int64_t charged_ns;
-    struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
+    int64_t left_ns;    /* time at which the batch left for the device */
+    int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
+    int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
+    struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
     int count;
     /* number of jobs whose requests still wait; only the main thread uses it; at 0 the batch is cancelled */
     int waiting;
@@ -147,13 +147,17 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
  * take more than half of a device's memory. */
 void cut_prepare(const struct devices *devices, struct job *job);
 
-/* Functions for gradients that are sums over queries. sums_begin(): call it when all parts of a job have run. True:
- * each part must leave once more, for the device part->sums_on, to add up a share of the gradients. False: nothing is
- * left to add up, because the job has no such gradients, they are added up already, or a device was lost with its part
- * of them; that part then has the error DEVICE_LOST. sums_free() frees the memory that the parts have for sums; call it
- * when no part is with a device. */
+/* Functions for the gradients that are sums over queries. sums_begin(): call it when all parts of a job have run. True:
+ * each part must leave once more, for its device part->sums_on, to add up a share of the gradients. False: the job has
+ * no such gradients, or they are added up already, or a device was lost with its part of them; the part then has the
+ * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device.
+ * sums_free_part() frees the memory of one part; call it when the part is back and no part adds up. sums_lose(): call
+ * it when a device that hangs has a part of the job. While parts add up, the memory of their sums may then never be
+ * freed, so no batch waits for that memory any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
+void sums_free_part(struct job_part *part);
+void sums_lose(struct job *job);
 
 /* Returns the device that has the least work, among those that may have room for a batch. Among devices with equal
  * work, it is the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over`
@@ -171,8 +175,12 @@ int device_number(const struct device *device);
  * no memory for the parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* Writes the `backend` of the result of a cut job, such as "cuda:0-3 sm90 by queries". All parts of the job must have
- * run. */
+/* False: the job has gradients that are added up from parts, and the devices that have room for it, with `first` among
+ * them, have too little memory for the sums of all parts. More devices may have room later. `first` must have room.
+ * *wait_ns is reduced as by device_has_room(). */
+bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
+                   int64_t *wait_ns);
+/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines what the devices of a cut job found when they compared their parts' outputs with exact outputs
  * (`truth_found` in job.h). All parts must have run. */
@@ -181,8 +189,7 @@ void cut_join_truths(struct job *job);
  * no time, and until the first one ends, more jobs may join it. *wait_ns becomes the time for which the second batch
  * may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
-/* Gives the batch to the device. The device must have room for it, unless the batch adds up gradients
- * (batch_adds()). */
+/* The device must have room for the batch, unless the batch is a part of a job with sum_parts (struct job). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job. An HTTP thread has put this job on the device already, so the batch needs no free
  * slot. */

@@ -124,11 +124,15 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    /* the batch that is held back, because there was too little device memory for it while other batches ran; NULL:
-     * none */
+    /* The batch that is held back, because there was too little device memory for it while other batches ran, or while
+     * the device had sums of other jobs. NULL: none. */
     struct batch *held;
-    bool held_may_run; /* true: another batch has ended since `held` was set, so the held batch may be tried again */
-    unsigned over;     /* number of batches that have ended since the start */
+    /* true: memory has been freed since `held` was set, so the held batch may be tried again */
+    bool held_may_run;
+    /* The parts whose memory for sums (sums.c) is on this device, linked by next_kept. Parts whose memory may never be
+     * freed, because a device hangs, are not in the list. */
+    struct job_part *kept;
+    unsigned over; /* number of batches that have ended, plus the number of times that the loop has freed sums */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
@@ -251,9 +255,13 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
 /* Frees the part's memory for sums; does nothing if there is none. No other part may be reading this memory. */
 void sums_drop(struct job_part *part);
-/* Puts on the stream, which belongs to the part's device, the work that adds up the part's share of the gradients:
- * copies of this share from the other devices, the sums, and copies of the results to the host. Puts the marks 0 to 3
- * before, between and after them. */
+/* True if job a came before job b. No two jobs came at the same time in this order. */
+bool sums_older(const struct job *a, const struct job *b);
+/* True if a batch that lacks memory may wait for sums of other jobs on the device. A part that has sums itself waits
+ * only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock held. */
+bool sums_will_be_freed(const struct device *device, const struct batch *batch);
+/* Puts on the stream, which belongs to the part's device: copies of the part's share from the other devices, the sums,
+ * and copies of the results to the host. Puts the marks 0 to 3 before, between and after them. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
  * float32. */

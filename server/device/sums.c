@@ -53,8 +53,10 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* each part adds up a share of the elements, at most this many */
-    const int64_t most = o->elements / parts + SHARE_UNIT;
+    /* No share has more elements than this: a share has at most units / parts units, rounded up, and the last share
+     * also has the elements behind the last whole unit (share_begin()). */
+    const int64_t units = o->elements / SHARE_UNIT;
+    const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
     o->own = o->end;
     o->received = o->own + lines_of(&own);
@@ -102,20 +104,77 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     const attn_status status = attn_device_alloc(device->handle, (size_t)sums_bytes(whole, parts), &part->sums, err);
     if (status != ATTN_OK) return status;
     part->sums_on = device;
+    pthread_mutex_lock(&device->lock);
+    part->next_kept = device->kept;
+    device->kept = part;
+    pthread_mutex_unlock(&device->lock);
     while (next_output(whole, parts, &o))
         problem->tensor[o.id] = partial_of(&whole->tensor[o.id], (char *)part->sums + o.own);
     return ATTN_OK;
 }
 
+/* Removes the part from its device's list of parts that have sums, if it is in the list. */
+static void unlist(struct job_part *part)
+{
+    struct device *const device = part->sums_on;
+    pthread_mutex_lock(&device->lock);
+    struct job_part **link = &device->kept;
+    while (*link && *link != part) link = &(*link)->next_kept;
+    if (*link) *link = part->next_kept;
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* Lets the device's thread try the held batch again (a batch that lacked memory), if there is one. */
+static void wake_held(struct device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    device->held_may_run = true;
+    device->over++;
+    if (device->held) pthread_cond_broadcast(&device->wake);
+    pthread_mutex_unlock(&device->lock);
+}
+
 void sums_drop(struct job_part *part)
 {
-    if (part->sums) attn_device_free(part->sums_on->handle, part->sums);
+    if (part->sums == NULL) return;
+    attn_device_free(part->sums_on->handle, part->sums);
+    unlist(part);
     part->sums = NULL;
+}
+
+void sums_free_part(struct job_part *part)
+{
+    if (part->sums == NULL) return;
+    sums_drop(part);
+    wake_held(part->sums_on);
 }
 
 void sums_free(struct job *job)
 {
-    for (struct job_part *part = &job->part; part; part = part->next) sums_drop(part);
+    for (struct job_part *part = &job->part; part; part = part->next) sums_free_part(part);
+}
+
+void sums_lose(struct job *job)
+{
+    if (!job->part.adds) return;
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (part->sums == NULL) continue;
+        unlist(part);
+        wake_held(part->sums_on);
+    }
+}
+
+bool sums_older(const struct job *a, const struct job *b)
+{
+    return a->queued_ns != b->queued_ns ? a->queued_ns < b->queued_ns : (uintptr_t)a < (uintptr_t)b;
+}
+
+bool sums_will_be_freed(const struct device *device, const struct batch *batch)
+{
+    const struct job *const job = batch_job(batch, 0);
+    for (const struct job_part *kept = device->kept; kept; kept = kept->next_kept)
+        if (kept->job != job && (job->sum_parts == 0 || sums_older(kept->job, job))) return true;
+    return false;
 }
 
 /* ---- Adding up a share of the gradients -------------------------------------------------------------------------- */

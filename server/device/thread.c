@@ -494,21 +494,38 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Handles a lack of device memory for the slot's batch. True: other batches run on the device, so this batch leaves the
- * slot and is held until one of them has ended. False: it is the only batch. */
-static bool hold(struct device *device, struct slot *slot)
+/* Moves the held batch to the front of the inbox. Call this with the device's lock held. */
+static void put_back_held(struct device *device)
 {
+    struct batch *const batch = device->held;
+    batch->held_ns = 0;
+    batch->message.next = device->first;
+    if (device->first == NULL) device->last = &batch->message.next;
+    device->first = &batch->message;
+    device->held = NULL;
+}
+
+/* Handles a lack of device memory for the slot's batch. `over`: device->over before the batch was tried. True: other
+ * batches run on the device, or the device has sums of other jobs, and this batch is held until memory is freed. A
+ * batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+static bool hold(struct device *device, struct slot *slot, unsigned over)
+{
+    struct batch *const batch = slot->batch;
+    if (batch_adds(batch)) return false;
     attn_stream_heed(slot->stream, NULL);
     pthread_mutex_lock(&device->lock);
-    const bool others = busy_slots(device->slots, device->slot_count) > 1;
-    if (others) {
-        device->held = slot->batch;
-        device->held_may_run = false;
+    const bool waits = busy_slots(device->slots, device->slot_count) > 1 ||
+                       (!device->stop && sums_will_be_freed(device, batch));
+    if (waits) {
+        if (device->held) put_back_held(device);
+        if (batch->held_ns == 0) batch->held_ns = clock_ns();
+        device->held = batch;
+        device->held_may_run = device->over != over;
         slot->batch = NULL;
     }
     pthread_mutex_unlock(&device->lock);
-    if (others) unwatch(device);
-    return others;
+    if (waits) unwatch(device);
+    return waits;
 }
 
 static void start(struct device *device, struct slot *slot)
@@ -529,7 +546,7 @@ static void start(struct device *device, struct slot *slot)
         attn_stream_serve(slot->stream, batch->flow);
         status = try_launch(device, slot, &err);
         if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
-        if (status == ATTN_OK || (status == ATTN_NO_MEMORY && hold(device, slot))) return;
+        if (status == ATTN_OK || (status == ATTN_NO_MEMORY && hold(device, slot, over))) return;
     } while (status == ATTN_NO_MEMORY && batches_over(device) != over);
     finish_batch(device, slot, status, &err);
 }
@@ -623,16 +640,32 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns the batch that runs next, or NULL if none may begin before *until_ns. A batch that adds up gradients comes
- * first: it is short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory)
- * comes next, because otherwise small batches behind it would always take the memory that it needs. Otherwise the next
- * batch is one of the flow (client) with the fewest batches in slots. Call this with the lock held. */
+/* Returns a part that passes the held batch, or NULL. A held batch may wait for sums of a job whose other parts are
+ * still in the inbox, so these parts pass. A part that has sums passes a held part that has sums, too, if its job is
+ * older, and any other held batch if its job was queued before that batch was held. Jobs thus wait only for older jobs,
+ * never in a circle. Call this with the lock held. */
+static struct batch *next_past_held(const struct device *device)
+{
+    const struct batch *const held = device->held;
+    for (struct message *message = device->first; message; message = message->next) {
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
+        const struct job *const job = batch_job(batch, 0), *const other = batch_job(held, 0);
+        if (job->sum_parts == 0) continue;
+        if (other->sum_parts > 0 ? sums_older(job, other) : job->queued_ns < held->held_ns) return batch;
+    }
+    return NULL;
+}
+
+/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
+ * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
+ * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
+ * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);
     *until_ns = NEVER;
     if (sums) return sums;
-    if (device->held) return device->held_may_run ? device->held : NULL;
+    if (device->held) return device->held_may_run ? device->held : next_past_held(device);
     if (device->first == NULL) return NULL;
     const int64_t now_ns = clock_ns();
     struct batch *best = NULL;

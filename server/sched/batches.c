@@ -100,14 +100,16 @@ void batches_mark(struct batch *batch)
 }
 
 struct asked {
-    const struct device *device;
+    const struct devices *devices;
+    struct device *device;
     int64_t now_ns, wait_ns;
 };
 
 static bool has_room(void *context, const struct job *job)
 {
     struct asked *const asked = context;
-    return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns);
+    return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns) &&
+           cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
 /* Makes a batch for this device of one part of each job, the first part that can leave for the device, and submits the
@@ -163,7 +165,7 @@ void batches_dispatch(struct loop *loop)
     if (loop->transactions_changed || loop->transactions_arrived) begin_transactions(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
-        struct asked asked = { .device = device, .now_ns = clock_ns(), .wait_ns = INT64_MAX };
+        struct asked asked = { server->devices, device, .now_ns = clock_ns(), .wait_ns = INT64_MAX };
         if (queue_may_grow(&server->queue) && device_can_wait(device, asked.now_ns, &wait_ns)) {
             arm_window(loop, wait_ns);
             break;
@@ -343,11 +345,13 @@ void batches_look_at_devices(struct loop *loop)
         device_failed(loop, device, text);
         metrics_add(METRIC_DEVICE_ERRORS, device_name(device), overdue ? "OVERDUE" : "DEVICE_LOST", 1);
         for (struct batch *batch = device_batches(device); batch; batch = batch->next)
-            for (int i = 0; i < batch->count; i++)
+            for (int i = 0; i < batch->count; i++) {
                 if (batch_job(batch, i)->request) {
                     waiting_let_go_of_device(batch_job(batch, i)->request);
                     waiting_cancel(loop, batch_job(batch, i)->request, PROTO_E_UNAVAILABLE, text);
                 }
+                sums_lose(batch_job(batch, i));
+            }
         loop->queue_changed = true;
     }
     end_if_failed(loop);
@@ -430,6 +434,11 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
+        /* A part that adds up ends as cancelled, although nobody has cancelled its batch, if another part's device was
+         * lost before the part could copy from it. */
+        if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
+            part->error.status = ATTN_DEVICE_LOST;
+        if (!waited && !part->adds) sums_free_part(part);
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
         /* The job is not over if other parts of it are still out, or if its parts left once more to add up

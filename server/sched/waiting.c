@@ -92,11 +92,12 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Takes the parts of the job out of their batches, because its request no longer waits. If no request waits for any job
- * of a batch, the batch is cancelled. */
+/* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
+ * the batch is cancelled. Frees the sums of the parts that are back, unless parts add these sums up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
+        if (part->batch == NULL && part->left && !part->adds) sums_free_part(part);
         if (part->batch == NULL) continue;
         assert(part->batch->waiting > 0);
         if (--part->batch->waiting == 0) attn_cancel(&part->batch->cancel);

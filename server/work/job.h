@@ -103,10 +103,11 @@ struct job_part {
      * NULL: none */
     void *sums;
     struct device *sums_on;
-    int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
-    const char *kernel; /* for a part of a cut job: the name of the kernel that computed the part */
-    /* for a part of a cut job with `verify`: whether the device has compared the part's `out` with exact results, and
-     * the differences that it found */
+    struct job_part *next_kept; /* next part with sums on that device; the device's lock protects this member */
+    int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
+    const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
+    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
+     * results, and the differences that it found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };

@@ -156,24 +156,36 @@ def assert_by_queries(got, want):
         assert np.abs(a - b).max() <= 2e-3 * np.abs(b).max(), name
 
 
-def assert_memory_is_free(server):
-    """All staging memory (memory of request bodies) is free, and the devices keep no sums of parts. They may keep
-    scratch memory of kernels."""
+def device_memory(server):
+    """Returns the bytes that each device has allocated."""
+    return {d['name']: d['memory_used_bytes'] for d in server.get('/v1/info').json()['devices']}
+
+
+def memory_after(server, right_by_queries):
+    """Computes the backward, and returns the bytes that each device has allocated afterwards. They are scratch memory of
+    kernels, which a device keeps. It has no more after another backward, unless it keeps sums of parts."""
+    assert_by_queries(asked(server, 'backward')[1], right_by_queries['backward'])
+    return device_memory(server)
+
+
+def assert_memory_is_free(server, before):
+    """Staging memory is free, and the devices keep no sums of parts, because they have allocated as much as before."""
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
-    own = 4 * 2 * S * D
-    assert eventually(lambda: all(server.metric('attnd_device_bytes', device=d['name'], kind='used') < own for d in server.get('/v1/info').json()['devices']))
+    assert eventually(lambda: device_memory(server) == before), (before, device_memory(server))
 
 
 @pytest.mark.parametrize('devices', [2, 3, 4])
 def test_queries_of_few_heads_are_shared_by_all_devices(fake, right_by_queries, devices):
     server = fake('', *SPLIT, devices=devices)
+    for name in QUERIES: asked(server, name)
+    before = device_memory(server)
     for name in QUERIES:
         answer, numbers = asked(server, name)
         assert answer['backend'].startswith(f'fake:0-{devices - 1} ') and answer['backend'].endswith(' by queries'), answer['backend']
         assert_by_queries(numbers, right_by_queries[name])
         assert asked(server, name)[1] == numbers, 'the same bits each time'
-    assert server.metric('attnd_device_parts_total') == 2 * devices * len(QUERIES)
-    assert_memory_is_free(server)
+    assert server.metric('attnd_device_parts_total') == 3 * devices * len(QUERIES)
+    assert_memory_is_free(server, before)
 
 
 def test_rows_of_a_batch_are_shared_where_there_are_few_heads(fake):
@@ -199,6 +211,27 @@ def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_quer
     assert [d['usable'] for d in server.get('/v1/info').json()['devices']] == [True, False, True]
 
 
+def test_a_device_that_is_lost_before_others_copy_its_sums_is_made_up_for(fake, right_by_queries, gate):
+    # The runs of device 0 are its part, its shares of dk and dv, and another problem, which loses the device. Until then a slow
+    # launch keeps the thread of device 1 from adding up.
+    server = fake(f'0:hold={gate.path}@1,1:launch.slow={int(2000 * SLOWER)}@2,0:sync.err=700@4', *SPLIT, devices=2)
+    op, members = QUERIES['backward']
+    asking = Asking(server, members, path=f'/v1/attention/{op}')
+    # the part of device 1 is back
+    assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:1') == 1)
+    slow = Asking(server)
+    assert eventually(lambda: server.get('/v1/info').json()['devices'][1]['running_requests'] == 1)
+    gate.open()
+    # device 0 has added up its share
+    assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:0') == 2)
+    assert server.forward(**wire.small_body()).status == 503
+    assert slow.result().status == 200
+    answer = asking.result()
+    assert answer.status == 200, answer
+    assert answer.json()['backend'].startswith('fake:1 ')
+    assert_by_queries({n: answer.json()[n] for n in RESULTS[op]}, right_by_queries['backward'])
+
+
 def test_a_problem_by_queries_is_answered_503_when_no_device_is_left(fake):
     server = fake('sync.err=700', *SPLIT, devices=2)
     answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
@@ -206,21 +239,24 @@ def test_a_problem_by_queries_is_answered_503_when_no_device_is_left(fake):
     dies(server, 70)
 
 
-@pytest.mark.parametrize('fault', ['1:sync.err=9@1', '1:sync.err=9@2', '1:launch.err=9@2', '1:peer.err=9@1'])
+# A backward is three runs of kernels on each device: its part, and its shares of dk and of dv. The second one fails.
+@pytest.mark.parametrize('fault', ['1:sync.err=9@4', '1:sync.err=9@5', '1:launch.err=9@5', '1:peer.err=9@3'])
 def test_a_part_by_queries_that_fails_fails_the_problem(fake, right_by_queries, fault):
     server = fake(fault, *SPLIT, devices=2)
+    before = memory_after(server, right_by_queries)
     answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
     assert answer.status == 500 and 'error 9' in answer.json()['detail'], answer
+    assert_memory_is_free(server, before)
     assert_by_queries(asked(server, 'backward')[1], right_by_queries['backward'])
-    assert_memory_is_free(server)
 
 
 def test_a_deadline_ends_the_adding_up_of_parts(fake, right_by_queries, gate):
-    server = fake(f'1:hold={gate.path}@2', *SPLIT, devices=2)
+    server = fake(f'1:hold={gate.path}@5', *SPLIT, devices=2)
+    before = memory_after(server, right_by_queries)
     answer = server.post('/v1/attention/backward', {**QUERIES['backward'][1], 'timeout_ms': 1500})
     assert answer.status == 504 and 'while the request was running' in answer.json()['detail'], answer
     gate.open()
-    assert_memory_is_free(server)
+    assert_memory_is_free(server, before)
     assert_by_queries(asked(server, 'backward')[1], right_by_queries['backward'])
 
 
@@ -231,6 +267,29 @@ def test_a_device_that_never_ends_adding_up_is_given_up(fake, right_by_queries):
     answer, numbers = asked(server, 'backward')
     assert answer['backend'].startswith('fake:0,2 ')
     assert_by_queries(numbers, right_by_queries['backward'])
+
+
+def test_sums_are_freed_if_another_device_never_ends_its_part(fake, right_by_queries):
+    server = fake('1:event.never@4', *SPLIT, '--watchdog-ms', int(1500 * SLOWER), devices=2)
+    before = memory_after(server, right_by_queries)
+    answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
+    assert answer.status == 503, answer
+    assert eventually(lambda: device_memory(server)['fake:0'] == before['fake:0'])
+
+
+# Two gates hold the two parts. One part ends before the deadline, or after it.
+@pytest.mark.parametrize('late', [False, True])
+def test_sums_are_freed_at_a_deadline_while_another_part_runs(fake, right_by_queries, gate, tmp_path, late):
+    other = tmp_path / 'other'
+    server = fake(f'0:hold={other}@4,1:hold={gate.path}@4', *SPLIT, devices=2)
+    before = memory_after(server, right_by_queries)
+    if late: other.touch()
+    answer = server.post('/v1/attention/backward', {**QUERIES['backward'][1], 'timeout_ms': int(1500 * SLOWER)})
+    assert answer.status == 504, answer
+    if late: other.unlink()
+    assert eventually(lambda: device_memory(server)['fake:0'] == before['fake:0'])
+    gate.open()
+    assert_memory_is_free(server, before)
 
 
 def test_sums_that_do_not_fit_on_a_device_leave_the_problem_on_one_device(fake):
@@ -249,4 +308,4 @@ def test_many_clients_share_devices_by_queries(fake, right_by_queries):
     long = [Asking(server, QUERIES['backward'][1], path='/v1/attention/backward') for _ in range(8)]
     for asking in long:
         assert {n: asking.result().json()[n] for n in RESULTS['backward']} == want
-    assert_memory_is_free(server)
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)

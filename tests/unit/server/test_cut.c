@@ -38,12 +38,14 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-static void open_site(struct site *s, int devices, const char *script)
+/* Opens devices with `bytes` bytes of memory each; 0: as many as a fake device has. */
+static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
     attn_error err = { 0 };
     *s = (struct site){ 0 };
     config_default(&s->config);
+    s->config.device_bytes = bytes;
     assert_int_equal(uv_loop_init(&s->uv), 0);
     assert_int_equal(mailbox_open(&s->box, &s->uv, on_message, s), 0);
     snprintf(number, sizeof number, "%d", devices);
@@ -51,6 +53,11 @@ static void open_site(struct site *s, int devices, const char *script)
     setenv("ATTN_FAKE_SCRIPT", script, 1);
     server_open(&s->server, &s->config);
     if (devices_open(&s->config, &s->box, BATCH_KIND, &s->server.devices, &err) != ATTN_OK) fail_msg("%s", err.text);
+}
+
+static void open_site(struct site *s, int devices, const char *script)
+{
+    open_small_site(s, devices, script, 0);
 }
 
 static void close_site(struct site *s)
@@ -80,28 +87,56 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Lets the devices compute the parts of a cut job, and joins their results. */
+/* Gives the next part of a cut job to the device. Returns the part. */
+static struct job_part *send_part(struct site *s, struct job *job, struct device *device)
+{
+    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
+    batch->count = batch->waiting = 1;
+    batch->parts[0] = job_part_leaves(job_part_for(job, device_number(device)), batch);
+    batch->flops = job->flops * batch->parts[0]->range.share;
+    devices_submit(s->server.devices, batch, device);
+    return batch->parts[0];
+}
+
+/* Handles the messages of the devices. Returns the number of batches that have come back. */
+static int look(struct site *s)
+{
+    uv_run(&s->uv, UV_RUN_NOWAIT);
+    return s->back;
+}
+
+/* Waits for the next batch that comes back, and frees it. Returns the batch's only part. */
+static struct job_part *part_back(struct site *s)
+{
+    WAIT_UNTIL(look(s) > 0);
+    struct batch *const batch = s->batches[0];
+    struct job_part *const part = batch->parts[0];
+    memmove(s->batches, s->batches + 1, (size_t)--s->back * sizeof s->batches[0]);
+    devices_collect(s->server.devices, batch);
+    part->batch = NULL;
+    part->job->parts_out--;
+    job_release(part->job);
+    free(batch);
+    return part;
+}
+
+/* Waits for the next part that comes back, which must be `part` and must have run. */
+static void assert_back(struct site *s, const struct job_part *part)
+{
+    assert_ptr_equal(part_back(s), part);
+    if (!part->ran) fail_msg("%s", part->error.text);
+}
+
+/* Runs the parts of a cut job, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
-    for (int n = 0; n < parts; n++) {
-        struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-        batch->count = batch->waiting = 1;
-        batch->parts[0] = job_part_leaves(job_part_for(job, device_number(over[n])), batch);
-        batch->flops = job->flops * batch->parts[0]->range.share;
-        devices_submit(s->server.devices, batch, over[n]);
-    }
-    /* every part was sent to a device already, so device 0 gets none */
+    for (int n = 0; n < parts; n++) send_part(s, job, over[n]);
+    /* no part is left for device 0, because every part was sent to a device already */
     assert_null(job_part_for(job, 0));
-    while (s->back < parts) uv_run(&s->uv, UV_RUN_ONCE);
     for (int n = 0; n < parts; n++) {
-        devices_collect(s->server.devices, s->batches[n]);
-        if (!s->batches[n]->parts[0]->ran) fail_msg("%s", s->batches[n]->parts[0]->error.text);
-        s->batches[n]->parts[0]->batch = NULL;
-        job->parts_out--;
-        job_release(job);
-        free(s->batches[n]);
+        const struct job_part *const part = part_back(s);
+        if (!part->ran) fail_msg("%s", part->error.text);
     }
-    s->back = 0;
 }
 
 /* Some gradients are sums over queries, and each part of a job has sums over its own queries. Lets the devices add
@@ -382,10 +417,8 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* Bytes of dk and of dv on one of two devices. own: what the device has computed itself. share: half of the
-     * elements, which the device adds up. It holds them once as the other device's numbers and once as results, each
-     * with room for 64 elements more. */
-    const int64_t own = 512 * 32 * 4, share = own / 2 + 64 * 4;
+    /* dk and dv: the part's own sums, and a share of the other part's sums and of the results */
+    const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
     struct device *over[CONFIG_MAX_DEVICES];
@@ -405,6 +438,239 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
     sums_free(job);
     if (bytes_in_use(&s) > kept - 2 * 2 * (own + 2 * share)) fail_msg("%d bytes are left", (int)bytes_in_use(&s));
     job_join(job);
+    job_release(job);
+    fixture_clear(&f);
+    close_site(&s);
+}
+
+/* ---- Devices with little memory ---------------------------------------------------------------------------------- */
+
+/* The tests below have devices of this size. A part of SUMS keeps a quarter of it until the job is over. A part of LARGE
+ * needs more than three quarters. */
+enum { SMALL_BYTES = 8 << 20 };
+#define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
+#define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
+
+/* Makes a job of the problem and cuts it into two parts. over[0] and over[1] become the devices of the parts. */
+static struct job *job_in_two(struct site *s, struct fixture *f, const struct spec *spec,
+                              struct device *over[CONFIG_MAX_DEVICES])
+{
+    fixture_make(f, spec);
+    struct job *const job = job_with(s, &f->p);
+    cut_prepare(s->server.devices, job);
+    assert_int_equal(cut(s, job, over), 2);
+    return job;
+}
+
+/* Waits until the device holds back this part, because it had too little memory for it when it tried the part last. */
+static void assert_held(struct site *s, struct device *device, const struct job_part *part)
+{
+    bool held = false;
+    while (!held && look(s) == 0) {
+        pthread_mutex_lock(&device->lock);
+        held = device->held && device->held->parts[0] == part && !device->held_may_run;
+        pthread_mutex_unlock(&device->lock);
+        nanosleep(&(struct timespec){ 0, 500000 }, NULL);
+    }
+    if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
+}
+
+/* Device 1 has computed its part of a job and keeps the sums. A batch that needs their memory waits until the loop frees
+ * them, also after another batch of the device has ended. */
+static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
+{
+    struct site s;
+    struct fixture f[2];
+    struct device *over[CONFIG_MAX_DEVICES], *ignored[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_small_site(&s, 2, "", SMALL_BYTES);
+    struct job *const job = job_in_two(&s, &f[0], &SUMS, over), *const large = job_in_two(&s, &f[1], &LARGE, ignored);
+    assert_back(&s, send_part(&s, job, over[1]));
+    const struct job_part *const waits = send_part(&s, large, over[1]);
+    assert_held(&s, over[1], waits);
+    assert_back(&s, send_part(&s, job, over[0]));
+    assert_true(sums_begin(job));
+    assert_back(&s, send_part(&s, job, over[0]));
+    assert_back(&s, send_part(&s, job, over[1]));
+    assert_held(&s, over[1], waits);
+    sums_free(job);
+    assert_back(&s, waits);
+    job_release(large);
+    job_release(job);
+    for (int n = 0; n < 2; n++) fixture_clear(&f[n]);
+    close_site(&s);
+}
+
+/* If parts add up on a device that hangs, their sums may never be freed, so a batch no longer waits for them. */
+static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
+{
+    struct site s;
+    struct fixture f[2];
+    struct device *over[CONFIG_MAX_DEVICES], *ignored[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_small_site(&s, 2, "", SMALL_BYTES);
+    struct job *const job = job_in_two(&s, &f[0], &SUMS, over), *const large = job_in_two(&s, &f[1], &LARGE, ignored);
+    run_parts(&s, job, over, 2);
+    const struct job_part *const waits = send_part(&s, large, over[1]);
+    assert_held(&s, over[1], waits);
+    assert_true(sums_begin(job));
+    sums_lose(job);
+    assert_ptr_equal(part_back(&s), waits);
+    assert_int_equal(waits->error.status, ATTN_NO_MEMORY);
+    sums_free(job);
+    job_release(large);
+    job_release(job);
+    for (int n = 0; n < 2; n++) fixture_clear(&f[n]);
+    close_site(&s);
+}
+
+/* One device computes both parts of a job. A batch that waits for the sums of the first part lets the second part
+ * pass. */
+static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
+{
+    struct site s;
+    struct fixture f[2];
+    struct device *over[CONFIG_MAX_DEVICES], *ignored[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_small_site(&s, 2, "", SMALL_BYTES);
+    struct job *const large = job_in_two(&s, &f[1], &LARGE, ignored);
+    assert_true(device_disable(ignored[1]));
+    struct job *const job = job_in_two(&s, &f[0], &SUMS, over);
+    assert_ptr_equal(over[0], over[1]);
+    assert_back(&s, send_part(&s, job, over[0]));
+    const struct job_part *const waits = send_part(&s, large, over[0]);
+    assert_held(&s, over[0], waits);
+    assert_back(&s, send_part(&s, job, over[0]));
+    add_up(&s, job, 2);
+    assert_back(&s, waits);
+    job_release(large);
+    job_release(job);
+    for (int n = 0; n < 2; n++) fixture_clear(&f[n]);
+    close_site(&s);
+}
+
+/* While a batch runs, a part that passes a held batch finds too little memory. The part is held in place of that batch,
+ * and both run later. */
+static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
+{
+    const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
+    struct site s;
+    struct gate gate;
+    struct fixture f[3];
+    struct device *over[CONFIG_MAX_DEVICES], *ignored[CONFIG_MAX_DEVICES];
+    char script[128];
+    (void)state;
+    gate_shut(&gate);
+    gate_script(&gate, "0:hold=GATE@2", script, sizeof script);
+    open_small_site(&s, 2, script, SMALL_BYTES);
+    struct job *const large = job_in_two(&s, &f[1], &LARGE, ignored), *const running = job_in_two(&s, &f[2], &half,
+                                                                                                  over);
+    assert_true(device_disable(over[1]));
+    struct job *const job = job_in_two(&s, &f[0], &SUMS, over);
+    assert_back(&s, send_part(&s, job, over[0]));
+    const struct job_part *const runs = send_part(&s, running, over[0]), *const waits = send_part(&s, large, over[0]);
+    assert_held(&s, over[0], waits);
+    const struct job_part *const passes = send_part(&s, job, over[0]);
+    assert_held(&s, over[0], passes);
+    gate_open(&gate);
+    assert_back(&s, runs);
+    assert_back(&s, passes);
+    add_up(&s, job, 2);
+    assert_back(&s, waits);
+    job_release(running);
+    job_release(large);
+    job_release(job);
+    for (int n = 0; n < 3; n++) fixture_clear(&f[n]);
+    close_site(&s);
+}
+
+/* A part that adds up finds no memory while one batch of the device runs and another is held. The part fails, and the
+ * held batch runs later. */
+static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
+{
+    const struct spec little = SPEC(HEADS(2, 2));
+    struct site s;
+    struct gate gate;
+    struct fixture f[3];
+    struct device *over[CONFIG_MAX_DEVICES], *ignored[CONFIG_MAX_DEVICES];
+    char script[128];
+    (void)state;
+    gate_shut(&gate);
+    gate_script(&gate, "1:peer.err=2@1,1:hold=GATE@2", script, sizeof script);
+    open_small_site(&s, 2, script, SMALL_BYTES);
+    struct job *const job = job_in_two(&s, &f[0], &SUMS, over), *const large = job_in_two(&s, &f[1], &LARGE, ignored),
+                      *const small = job_in_two(&s, &f[2], &little, ignored);
+    run_parts(&s, job, over, 2);
+    const struct job_part *const runs = send_part(&s, small, over[1]), *const waits = send_part(&s, large, over[1]);
+    assert_held(&s, over[1], waits);
+    assert_true(sums_begin(job));
+    assert_back(&s, send_part(&s, job, over[0]));
+    send_part(&s, job, over[1]);
+    assert_int_equal(part_back(&s)->error.status, ATTN_NO_MEMORY);
+    assert_held(&s, over[1], waits);
+    gate_open(&gate);
+    assert_back(&s, runs);
+    sums_free(job);
+    assert_back(&s, waits);
+    job_release(small);
+    job_release(large);
+    job_release(job);
+    for (int n = 0; n < 3; n++) fixture_clear(&f[n]);
+    close_site(&s);
+}
+
+/* A job leaves only when so many devices have room that their memory is enough for the sums of all parts. If too few
+ * devices are usable, the job is not cut. */
+static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
+{
+    const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    int64_t wait_ns = INT64_MAX;
+    (void)state;
+    open_small_site(&s, MOST_DEVICES, "", SMALL_BYTES);
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    cut_prepare(s.server.devices, job);
+    assert_int_equal(job->sum_parts, MOST_DEVICES);
+    struct devices *const all = s.server.devices;
+    for (int busy = 1; busy < MOST_DEVICES; busy++) {
+        all->device[busy]->outstanding += 1000; /* the device has room for no batch */
+        assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
+    }
+    for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
+    assert_true(device_disable(all->device[3]) && device_disable(all->device[2]));
+    assert_int_equal(cut(&s, job, over), MOST_DEVICES);
+    job_join(job);
+    assert_true(device_disable(all->device[1]));
+    assert_true(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns));
+    assert_int_equal(cut(&s, job, over), 1);
+    assert_false(job_is_cut(job) || sums_begin(job));
+    job_release(job);
+    fixture_clear(&f);
+    close_site(&s);
+}
+
+/* A device with seven batches of other clients gets four parts, which together are more batches than it may have of
+ * several clients. */
+static void test_a_device_with_little_room_may_get_all_parts(void **state)
+{
+    const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_site(&s, MOST_DEVICES, "");
+    for (int n = 1; n < MOST_DEVICES; n++) assert_true(device_disable(s.server.devices->device[n]));
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    cut_prepare(s.server.devices, job);
+    assert_int_equal(cut(&s, job, over), MOST_DEVICES);
+    over[0]->outstanding += 7;
+    run_parts(&s, job, over, MOST_DEVICES);
+    add_up(&s, job, MOST_DEVICES);
+    over[0]->outstanding -= 7;
     job_release(job);
     fixture_clear(&f);
     close_site(&s);
@@ -672,6 +938,13 @@ int main(void)
         cmocka_unit_test(test_ranges_of_queries_have_equal_work),
         cmocka_unit_test(test_parts_are_added_in_their_order),
         cmocka_unit_test(test_sums_stay_on_the_devices_until_the_job_is_over),
+        cmocka_unit_test(test_a_batch_waits_for_the_sums_of_another_job),
+        cmocka_unit_test(test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read),
+        cmocka_unit_test(test_parts_pass_a_batch_that_waits_for_their_sums),
+        cmocka_unit_test(test_a_part_that_passes_a_held_batch_may_be_held_itself),
+        cmocka_unit_test(test_a_part_that_adds_up_takes_no_place_of_a_held_batch),
+        cmocka_unit_test(test_sums_of_several_parts_must_fit_on_a_device),
+        cmocka_unit_test(test_a_device_with_little_room_may_get_all_parts),
         cmocka_unit_test(test_sums_over_queries_do_not_depend_on_which_devices_have_room),
         cmocka_unit_test(test_what_cannot_be_cut_or_is_short_goes_to_one_device),
         cmocka_unit_test(test_devices_that_have_room_share_a_problem),
