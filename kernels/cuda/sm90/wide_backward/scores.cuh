@@ -282,8 +282,7 @@ template <typename T, score_form FORM> struct score_maker {
                     for (int half = 0; half < 2; half++) kept_pairs[c / 2][half] |= mine[half] << c % 2 * 16;
                     if (p.mods.cap != 0)
 #pragma unroll
-                        for (int n = 0; n < STEP / 4; n++)
-                            words[n] = capped_P(Z, derivative, n);
+                        for (int n = 0; n < STEP / 4; n++) words[n] = capped_P(Z, derivative, n);
                     drop_pairs(Z, kept_pairs[c / 2], c);
 #pragma unroll
                     for (int n = 0; n < STEP / 4; n++) dropped[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);
@@ -292,8 +291,7 @@ template <typename T, score_form FORM> struct score_maker {
                     keep_rows(kept + c * BLOCK, words, me.warp, me.lane);
                     if (MODS && p.mods.cap != 0)
 #pragma unroll
-                        for (int n = 0; n < STEP / 4; n++)
-                            words[n] = capped_P(Z, derivative, n);
+                        for (int n = 0; n < STEP / 4; n++) words[n] = capped_P(Z, derivative, n);
                 }
             }
             multiply_stages(S, steps_Dv);
