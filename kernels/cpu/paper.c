@@ -81,10 +81,11 @@ static void forward(struct head *a)
             scores(a, i, j, rows, columns); /* 8 */
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
-                for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY)
-                    continue; /* skips the row, because it has seen no key yet: a maximum of -inf
-                                                  * would give NaN */
+                /* a score that is NaN has to make the row NaN, so fmax(), which ignores NaN, does not do */
+                for (int64_t c = 0; c < columns; c++)
+                    if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
+                /* a row that has seen no key yet is skipped, because a maximum of -inf would give NaN */
+                if (most == -INFINITY) continue;
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */
