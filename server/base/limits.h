@@ -66,9 +66,9 @@ enum {
      * that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* A server with tokens may close a connection that has shown no token, if another connection needs its place.
-     * Before that, the connection has this long to send the body of a refused request, and again this long to fetch the
-     * answer. */
+    /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
+     * another. A connection may first send the body of a refused request for this long, and then fetch the answer for
+     * this long. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
      * only after it has been idle for this long. A busy client sends its next request sooner. */
@@ -212,7 +212,7 @@ enum {
      * request has its turn */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
-     * further pieces in order of arrival, but clients should have their turns. */
+     * further pieces in order of arrival, but attnd lets clients take turns. */
     PIECES_AT_ONCE = 4,
     /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
      * that the answer is in time: this many milliseconds earlier, and a tenth of the remaining time more. */

@@ -1,7 +1,7 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the main thread may cut
- * it, and libmicrohttpd's notification CLOSED removes it. Invariants:
+ * The HTTP thread of a connection sets the connection's phase and progress. The main thread sweeps over the table and
+ * cuts slow connections. libmicrohttpd's notification CLOSED removes a connection. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
  * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
@@ -219,8 +219,8 @@ static bool has_unread(const struct connection *connection)
 }
 
 /* True if the server has read all that this client has sent, and the connection is idle or the client has never sent a
- * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket it cannot tell: the result is
- * false, and the deadline of the head decides. */
+ * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket the kernel cannot tell, so the
+ * result is false, and the connection stays open until the time limit for its head. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;

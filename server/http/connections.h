@@ -62,18 +62,18 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Two counters that include this connection from connections_add() to connections_remove(): that of its HTTP
-         * thread, and that of its web server. A pointer may be NULL. */
+        /* Two counters of connections, one of this connection's HTTP thread and one of its web server. Both include the
+         * connection from connections_add() to connections_remove(). A pointer may be NULL. */
         *tallies[2];
-    /* On a server without tokens: the flow to which the device time of this connection's requests is charged, a
-     * reference. NULL: no request on this connection has computed yet. */
+    /* On a server without tokens: a reference to the flow (account) to which this connection's requests charge device
+     * time. NULL: no request on this connection has computed yet. */
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
     /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
-    /* A counter of connections that were cut to make room for others and are not removed yet, if this connection is one
-     * of them. NULL: it is not. */
+    /* If this connection was cut to make room for another one: a counter of such connections, which includes it until
+     * it is removed. NULL: the connection was not cut for this reason. */
     _Atomic int *leaving;
 
     /* What the last sweep over all connections saw: the connection's state, since when it has not changed, and whether
@@ -90,7 +90,7 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND, to which 1 ms is added for each KiB that was received or sent. So a
+        /* Longest time in phase BODY or SEND. The limit grows by 1 ms for each KiB that was received or sent, so a
          * transfer at 1 MiB/s or more never takes too long. */
         transfer_ms;
 };
@@ -169,7 +169,8 @@ struct connection_drain_limits {
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,
- * and while its head is not complete. Without `tokens` only idle connections may be cut. With `tokens` the order is:
+ * and while the head of a request is incomplete. Without `tokens` only idle connections may be cut. With `tokens` the
+ * order is:
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS

@@ -1,6 +1,6 @@
-/* head_rules.c: one function for each rule about the head of a request. They are checked in the order in which clients
- * expect them: path, method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the
- * request is cut to QUOTED_BYTES. */
+/* head_rules.c: one function for each rule about the head of a request. The rules are checked in this order: path,
+ * method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the request is cut to
+ * QUOTED_BYTES. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 

@@ -33,8 +33,8 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of those kept sockets that are still open for reading. epoll_fd is readable when one of them is. -1:
-     * there is no set. */
+    /* Descriptor of an epoll set of those kept sockets that are still open for reading. The descriptor is readable when
+     * bytes have arrived on one of the sockets. -1: there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
     /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for

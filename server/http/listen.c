@@ -6,8 +6,8 @@
  * showed a token (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
  * the backlog would keep waking the main thread for connections that it cannot accept.
- * 3. In one turn, the main thread accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not
- *    wait.
+ * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
+ *    and accepts again.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
  * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
  * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()

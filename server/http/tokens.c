@@ -50,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token an account. A token that is further up in the list, too, or that was in the list `before`, shares
- * the account that it has there. Any other token gets a new account. Returns false when out of memory. */
+/* Gives every token an account. If an earlier line of the list has the same token, or the list `before` has it, that
+ * account is used. Any other token gets a new account. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {

@@ -1,5 +1,5 @@
 /* attention.h: the content types of routes whose bodies contain tensors, and the schemas of their requests and answers.
- * Jobs (work/job.h) do the work of these routes, so the routes have no handler. */
+ * These routes have no handler, because devices compute their answers (work/job.h). */
 #ifndef ROUTES_ATTENTION_H
 #define ROUTES_ATTENTION_H
 

@@ -30,7 +30,8 @@
 /* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
 
 /* Returns the feature that a kernel needs for an option of the protocol; 0: none. The option `seed` needs the feature
- * of dropout. The option `layout` only changes strides, and kernels do not see the other options. */
+ * of dropout. The option `layout` only changes strides. All other options that are not in attn_options[] do not reach
+ * kernels. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -177,7 +178,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "token_share_percent", c->token_share },
         { "max_batch", c->max_batch },
         { "batch_window_us", c->batch_window_us },
-        { "split_above_ms", c->split_above_ms }, /* 0: no problem is cut over several devices */
+        { "split_above_ms", c->split_above_ms }, /* 0: no attention problem is divided among devices */
         { "timeout_ms", c->timeout_ms },
         { "body_timeout_ms", c->body_timeout_ms },
         { "body_stall_ms", c->body_stall_ms },

@@ -20,8 +20,8 @@
  * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
  * (CACHE_EXAMPLE).
  * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
- * programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
- * name. */
+ * programming language. All tensors have the same schema, and all error responses have the same schema. A schema that
+ * is used twice has a name. */
 #include "server/routes/openapi.h"
 
 #include <assert.h>

@@ -6,9 +6,9 @@
  * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
  * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
- * end begins an empty segment, which no pattern has. If several patterns fit, the one is taken that has a fixed text
- * where they first differ. A path is found with any method, so that a 405 answer can list the methods that the path
- * has. */
+ * end begins an empty segment, which no pattern has. If several patterns fit a path, the server takes the pattern that
+ * has a fixed text where the patterns first differ. A path is found with any method, so that a 405 answer can list the
+ * methods that the path has. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -57,9 +57,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The texts that the OpenAPI document has about one route. It does not include what is the same for all routes, or
- * follows from other columns. If the route belongs to an operation, summary, description and answer are NULL, because
- * the row of proto_operations[] has them. */
+/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or follow from other
+ * columns, are not here. If the route belongs to an operation, summary, description and answer are NULL, because the
+ * row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -143,8 +143,8 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
  * common. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
-/* Returns the content type of a refusal at this path: JSON for KServe's clients, otherwise that of a problem document.
- * The path may have a query. The returned text is a constant. */
+/* Returns the content type of error answers at this path: application/json for KServe's clients, otherwise
+ * application/problem+json. The path may have a query. The returned text is a constant. */
 const char *route_error_media(const char *path);
 
 /* Writes the value of the Allow header for these methods, such as "GET, HEAD, DELETE". Returns `text`. */
