@@ -251,7 +251,8 @@ enum {
      * own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if forks of one cache in one decode share at least this many positions, the device computes them together */
+    /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these
+     * positions once for both */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
@@ -271,8 +272,8 @@ enum {
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* Jobs with more floating-point operations than this are never joined with others: each keeps a device busy alone, and
- * small jobs should not wait for it. */
+/* A job with more floating-point operations than this is never joined with others in a batch. It keeps a device busy
+ * alone, and small jobs in its batch would have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
 /* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
  * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
@@ -370,12 +371,12 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of a sleep between two polls; the kernel doubles it, which is still too short for the core to enter a
-     * deep sleep state */
+    /* length of a sleep between two polls; the kernel's timer makes it twice as long, which is still too short for the
+     * core to enter a deep sleep state */
     NAP_NS = 50000,
     /* a thread polls for at most this long; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
-    /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
+    /* Threads poll only while at most this many requests wait. With more requests no thread is idle for long, and
      * polling would take processor time from the other threads. */
     NAPS_MOST = 4,
 };
@@ -390,12 +391,12 @@ enum {
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
  * many in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
-/* The watchdog expects this many floating-point operations per second of any device: a batch may take --watchdog-ms
- * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
- * smallest GPU of sm_80 and up. */
+/* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
+ * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth
+ * of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that its device
- * counts as overdue. */
+/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
+ * device counts as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
 /* Computing exact outputs in float64 for `verify` takes at least the expected time divided by this number. Only this
  * least time is compared with a request's deadline. */
@@ -435,9 +436,9 @@ enum {
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
-/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file
- * descriptor, which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. Its
- * size has a bound, because a page that the server is the first to write counts as the server's memory. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor,
+ * which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. The size of a
+ * region has a bound, because a page that the server is the first to write counts as the server's memory. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */

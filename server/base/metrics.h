@@ -82,9 +82,9 @@ enum metric_id {
         METRIC_COUNT
 };
 
-/* Give label values in the order of the row's label names, and NULL where the row has fewer labels. Values are copied,
- * up to 63 bytes. They must come from a small fixed set: a row keeps METRICS_MAX_SERIES sets of values, and counts
- * later sets under "other". */
+/* Arguments of the functions below: pass label values in the order of the label names in the metric's row, and NULL
+ * where the row has fewer labels. Values are copied, up to 63 bytes. They must come from a small fixed set: a row keeps
+ * METRICS_MAX_SERIES sets of values, and counts later sets under "other". */
 /* adds to a counter or a gauge */
 void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount);
 void metrics_set(enum metric_id id, const char *label0, const char *label1, double value); /* gauges */

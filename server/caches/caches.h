@@ -11,14 +11,14 @@
  *
  * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
- *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
- *   caches_begin()   main or HTTP    Takes pages, writes moves and the page table. Must wait while another step
- *                                    uses one of the caches, unless neither appends.
+ *   caches_look()    HTTP thread     Checks that the caches exist and fit together. Takes no pages.
+ *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
+ *                                    while another step uses one of the caches, unless neither step appends.
  *   (the device makes the moves and computes)
- *   caches_end()     the same        With commit all the caches are longer; without it they are as before.
+ *   caches_end()     the same        With `commit` all the caches are longer. Without it they are as before.
  *
- * During a step, get and fork see the cache as it was before; truncate and delete take effect when the step has ended,
- * but are answered at once.
+ * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
+ * cache are answered at once, but take effect when the step has ended.
  *
  * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
  * restart; the other 16 are random. A cache belongs to the account (token, base/caller.h) that made it, and does not
@@ -81,8 +81,8 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
  * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns how many bytes the caches take on the device where they take least. So every device has at least that much
- * less memory for the tensors of requests. */
+/* Returns how many bytes the caches take on the device where they take least. Every device therefore has at least this
+ * many bytes less for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
@@ -165,15 +165,16 @@ struct cache_step {
     /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
      * prefix_keys */
     bool shares;
-    /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
+    /* quantisation scales of keys and of values, [rows, kv_heads] each, or NULL; until the transaction has begun, both
+     * arrays are in `scales` */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
     /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
     bool ends;
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; while it
-     * is unchanged, they are valid */
+    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; the
+     * pointers are valid while caches->burials has this value */
     uint64_t burials;
     float *scales; /* memory for the quantisation scales of the caches until the transaction begins */
 };

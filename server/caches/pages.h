@@ -33,7 +33,7 @@ size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
 /* bytes of the pool that are in pages; a page counts once, however many caches share it */
 size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);
-/* number of shared pages: those with several references, plus the sum of all calls of pages_share_more() */
+/* number of shared pages: those with several references, plus the sum of `more` over all calls of pages_share_more() */
 int64_t pages_shared(const struct pages *pages);
 
 /* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */

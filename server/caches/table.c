@@ -12,9 +12,9 @@
  *    pages belong to one account.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
  *    is set.
- * 6. Work under the lock does not take longer if there are more caches, or longer ones. But taking and freeing pages
- *    may take as long as the request that filled them, and at most once a second all caches are searched for expired
- *    ones (`expires_ms`). */
+ * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
+ *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
+ *    caches are searched for expired ones (`expires_ms`). */
 #include "server/caches/internal.h"
 
 #include <assert.h>

@@ -35,9 +35,9 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the earlier of two deadlines: that of the server's time limit, which begins at the last byte of the body, and
- * that of the client's time limit, which begins at the first byte. `call` may be NULL while the time limit in the body
- * is unknown. */
+/* Returns the request's deadline. The server's time limit runs from the last byte of the body, and the client's time
+ * limit runs from the first byte; the limit that ends earlier counts. `call` may be NULL while the time limit in the
+ * body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif

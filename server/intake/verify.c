@@ -91,8 +91,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of the exact values (float64) of one result, rounded up so that others can follow behind them. 0:
- * these values are not wanted. */
+/* Returns the bytes of the exact values (float64) of one result, rounded up so that the values of another result can
+ * follow. 0: these values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
