@@ -48,7 +48,7 @@ struct config {
      * not given */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
-    /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
+    /* a shared memory key must begin with one of these prefixes; a '/' at the beginning of a prefix is ignored */
     const char *allow_shm[CONFIG_MAX_SHM];
     int allow_shm_count; /* 0: clients may not register system shared memory */
     /* addresses and networks of trusted proxies, as texts in the form that peer.h describes */

@@ -17,7 +17,7 @@ enum {
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
     CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
-    /* Open files that are not connections, if those of the GPU driver and the threads are left out. This number
+    /* Number of open files that are not connections, without the files of the GPU driver and of threads. This number
      * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
@@ -93,8 +93,8 @@ enum {
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* Number of pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the main
-     * thread's event loop: 4 MiB, which take about a millisecond. */
+    /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
+     * before it does its other work. They have 4 MiB and take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -137,8 +137,8 @@ enum {
      * staging memory (memory for tensors). */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
-    /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, after which its thread would
-     * count as stuck */
+    /* longest wait of a TLS connection for memory; a thread that waits for HEARTBEAT_LIMIT_MS, which is longer, counts
+     * as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
@@ -208,14 +208,14 @@ enum {
     /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
      * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* a piece of verifying results or of measuring an answer's text ends after this time, so that a piece of another
-     * request has its turn */
+    /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
+     * progress between two pieces */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
      * further pieces in order of arrival, but attnd lets clients take turns. */
     PIECES_AT_ONCE = 4,
     /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
-     * that the answer is in time: this many milliseconds earlier, and a tenth of the remaining time more. */
+     * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* a thread measures the text of this many numbers before it looks at the clock */
     /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
@@ -323,8 +323,8 @@ enum {
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
     /* If the running batches belong to several tenants, a guest (a batch of a tenant that has no other batch on the
-     * device) waits until the oldest of them has run for this many times the guest's expected time. So equal work of
-     * many tenants is done one after the other, but a short request does not wait for long ones. */
+     * device) waits until the oldest of them has run for this many times the guest's expected time. Equal batches of
+     * many tenants therefore run one after the other, but a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -351,8 +351,8 @@ enum {
     /* if the scratch memory of an HTTP thread's own computations on a GPU has more bytes than this, it is freed after
      * each of them */
     INLINE_KEEP = 4 << 20,
-    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
-     * bus transfers this many in 20 us */
+    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
+     * bus transfers this many bytes in 20 us */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. If the work takes longer, a thread of the
      * device takes it over. */
@@ -386,7 +386,7 @@ enum {
  * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
- * GPU's memory already. They take some 400 us on a Hopper GPU. */
+ * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
  * many in 1.5 ms. */

@@ -2,8 +2,8 @@
  *
  * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be on a full
  * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
- * its own stack and copies it under a mutex into one of two buffers, the filling one. A writer thread swaps the buffers
- * and passes the full one to write(2), the only call here that can block.
+ * its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread swaps the
+ * buffers and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines

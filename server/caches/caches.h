@@ -20,9 +20,9 @@
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
  *
- * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
- * restart; the other 16 are random. A cache belongs to the account (token, base/caller.h) that made it, and does not
- * exist for other accounts. Thread-safe, with one lock.
+ * An id is 20 bytes in hexadecimal. All ids of one process begin with the same 4 random bytes, which tells them from
+ * ids of an earlier process. The other 16 bytes are random for each cache. A cache belongs to the account (token,
+ * base/caller.h) that made it, and does not exist for other accounts. Thread-safe, with one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -140,8 +140,8 @@ struct cache_step {
     /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
      * `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other; the code that makes the step (transaction) sets
-     * both pointers before it begins; v is NULL if the values are a part of the keys */
+    /* The new keys and values of all caches, one cache after the other. The code that makes the step (transaction) sets
+     * both pointers before the step begins. v is NULL if the values are a part of the keys. */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys in `k`, and of its new values in `v` */
 
@@ -193,10 +193,10 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
  * wait, because another step uses one of its caches, or an older step waits for one of them. To find older steps, the
- * function needs `scan`. If several steps wait, try all of them from the oldest on, and pass the same number in `scan`
- * to all; use a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait
- * either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs
- * a larger table than caches_table_bytes() said). */
+ * function needs `scan`. If several steps wait, try all of them from the oldest on, with the same number in `scan`. Use
+ * a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait either.
+ * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
+ * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call is fast, because it may be made for
  * many waiting steps. */

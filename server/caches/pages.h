@@ -3,9 +3,9 @@
  *   memory:  | granule | granule | granule | granule | granule | granule | ...
  *            |<-------- a page -------->|<-------- a page -------->|  free
  *
- * A page is a run of granules, as many as its cache needs. Its number is that of its first granule, and its address is
- * base + number * granule. Caches of all shapes therefore share one memory, and a kernel finds a page of any size by
- * one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
+ * A page is a run of granules, as many as its cache needs. The number of a page is the number of its first granule, and
+ * its address is base + number * granule. Caches of all shapes therefore share one memory, and a kernel finds a page of
+ * any size by one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
  *
  * A page is counted by references, because forked caches share it (page_lists.h). No function here touches the memory
  * itself, which may be a GPU's. Not thread-safe: table.c has the lock.
@@ -51,8 +51,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference: their number is in
- * one block of page numbers, but several lists share this block. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have one reference and are shared:
+ * a block of page numbers has them, and several lists share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -1,13 +1,13 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
  * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
- * input tensors, which are no longer needed. So no memory is allocated, and the bytes are in the CPU's cache when they
- * are sent. If the inputs are large, the answer gets memory of its own, and the next request can use the inputs' memory
- * before this answer is sent. A large answer is encoded block by block while it is sent, and never exists as a whole.
- * In all cases the length is known before the first byte is sent, as Content-Length.
+ * input tensors, which are no longer needed. This needs no further memory, and the answer's bytes are in the CPU's
+ * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
+ * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
+ * never exists as a whole. In all cases the length is known before the first byte is sent, as Content-Length.
  *
- * If there is no memory for an answer, the client gets status 503, and the contexts (saved forwards) that the request
- * used are as they were before the request. If the request has already changed something, in a cache or by a route's
+ * If there is no memory for an answer, the client gets status 503. The contexts (saved forwards) that the request used
+ * are then as they were before the request. If the request has already changed something, in a cache or by a route's
  * handler, the connection is closed without an answer instead. The client then knows that the change may have
  * happened. */
 #include "server/http/answer.h"
@@ -149,8 +149,8 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* true: only this request has a reference to the job (the tensors of its problems), so the answer may overwrite the
-     * job's memory; false: a context (saved forward) has a reference too */
+    /* True: only this request has a reference to the job (the tensors of its problems), so the answer may overwrite the
+     * job's memory. False: a context (saved forward) has a reference too. */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request

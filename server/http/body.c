@@ -65,9 +65,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 }
 
 /* Reserves what a body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser. The
- * memory holds the inputs, and a third more for the outputs. If too much memory is leased for bytes that have not
- * arrived (staging.h), none is leased here, and the parser leases some when it reads its first value. Leasing a large
- * block only reserves addresses; the system provides pages at the first access. */
+ * memory holds the inputs, and a third more for the outputs. If too much memory waits for bytes of other bodies
+ * (staging.h), none is leased here. The parser then leases memory when it reads its first value. Leasing a large block
+ * only reserves addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -90,8 +90,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* memory is leased before the bytes arrive only if the body is uncompressed, because the length of a compressed
-         * body does not tell its unpacked size */
+        /* Memory is leased before the bytes arrive only if the body is uncompressed: the length of a compressed body
+         * does not tell its unpacked size. */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -123,8 +123,8 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
     return status;
 }
 
-/* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that other connections
- * have their turn. Sets *count to the number of compressed bytes that were not used. */
+/* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that this thread can
+ * serve its other connections. Sets *count to the number of compressed bytes that were not used. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -237,9 +237,9 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request a flow (an account of used device time). The flow is that of the request's token. On a server
- * without tokens, each connection has a flow. If there was no memory for the connection's flow, the request has none.
- * The queue treats all jobs without a flow as one flow. */
+/* Gives the request a flow (an account of used device time). On a server with tokens, each token has a flow. On a
+ * server without tokens, each connection has one. If there was no memory for the connection's flow, the request has
+ * none. The queue treats all jobs without a flow as one flow. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;

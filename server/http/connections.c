@@ -206,8 +206,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* this code has no limit for the other phases: in WORK the request's deadline is the limit, in CUT the socket is
-     * shut down, and in ADDED the connection is not served yet */
+    /* The other phases have no time limit here. In WORK the request's deadline is the limit. In CUT the socket is shut
+     * down already. In ADDED the connection is not served yet. */
     default: return false;
     }
 }
@@ -250,8 +250,8 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
 }
 
 /* True if the client has closed its side of the connection, in a phase in which no answer can follow. epoll may not
- * report this: if the client's FIN (the end of its bytes) arrives together with its last bytes, there is no event for
- * the FIN. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+ * report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no event of
+ * its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -265,8 +265,9 @@ static bool has_left(struct connection *connection, int phase)
 }
 
 /* True if nothing happens on the connection and it delays the end of a drain (the server finishes requests before it
- * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
- * might send a request just when the connection is closed, and would not know whether it may repeat the request. */
+ * stops). An idle connection is closed only when no connection has had a request for a while. If it were closed
+ * earlier, a load balancer might be sending a request just then, and would not know whether it may repeat the
+ * request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {

@@ -4,9 +4,10 @@
  * connection therefore records its phase and when that phase began, and a sweep on the main thread cuts connections
  * that are too slow.
  *
- * The sweep also finds clients that left in the middle of a request. When recv() returns less than it has room for,
- * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN (the end of its
- * bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice it. */
+ * The sweep also finds clients that closed their connection in the middle of a request. When recv() returns less than
+ * it has room for, libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN
+ * (the end of its bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice
+ * it. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -119,7 +120,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* time of the last search for connections that may be closed, if that search found none; 0: it found some */
+    /* if the last search found no connection that may be closed: the time of that search; otherwise 0 */
     int64_t looked_ms;
 };
 
@@ -180,9 +181,9 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 
-/* Writes the problem document of `error` directly to the socket and shuts the socket down. It is meant for errors
- * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is
- * NULL, a new id is made. */
+/* Writes the problem document of `error` directly to the socket and shuts the socket down. Use this function for errors
+ * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is NULL, a
+ * new id is made. */
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

@@ -193,8 +193,8 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Refuses a request that has a query in its URL and is not a GET. Otherwise a client that writes options into the URL
- * would get an answer that ignores them. */
+/* Refuses a request that has a query in its URL and is not a GET. Without this rule, a client that writes options into
+ * the URL would get an answer that ignores these options. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

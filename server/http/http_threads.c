@@ -14,8 +14,8 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* after this number of periods in a row with uneven load, threads are unpinned; a single one may only mean that a
-     * client's thread has changed its core */
+    /* After this number of periods in a row with uneven load, threads are unpinned. A single such period may only mean
+     * that a client's thread has moved to another core. */
     UNEVEN_LOOKS = 3,
     /* how many milliseconds HTTP threads may run on any core after the load was uneven across cores */
     FREE_MS = 2000,

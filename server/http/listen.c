@@ -347,9 +347,10 @@ void listener_stop(struct listener *listener)
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* The server drains (finishes its requests before it stops), and the listener is closed before the drain ends.
-     * Otherwise it would accept clients meanwhile, and reset them at the end. A load balancer whose connection is
-     * refused goes to the next server at once. A supervisor keeps its own descriptor of the socket. */
+    /* The listener is closed soon after a drain begins (the server finishes its requests before it stops). If the
+     * listener stayed open, the kernel would take clients during the drain, and reset them at the end. A load balancer
+     * whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the
+     * socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -1,7 +1,8 @@
 /* mhd.c: the functions that libmicrohttpd calls at each step of a request.
  *
  *   on_uri         the request line has arrived: makes the request
- *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; keeps no byte of the body before
+ *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; until then, no byte of the body is
+ *                                 kept
  *                  STEP_DECODE    feeds each piece of the body to the parser; a compressed piece is unpacked first, a
  *                                 limited amount per call
  *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
@@ -128,8 +129,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the wait of a request whose connection was suspended: the main thread has resumed it, or the connection broke
- * after that. */
+/* Ends the wait of a request whose connection was suspended and then resumed by the main thread. Since then, the
+ * connection may have broken. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -1,5 +1,5 @@
-/* refusal.h: an answer that refuses a client and is written directly to its socket. This is done before libmicrohttpd
- * has the connection, and in the middle of a body, where libmicrohttpd takes no answer. */
+/* refusal.h: an answer that refuses a client and is written directly to its socket. Such answers are needed before
+ * libmicrohttpd has the connection, and in the middle of a body, where libmicrohttpd takes no answer. */
 #ifndef REFUSAL_H
 #define REFUSAL_H
 

@@ -60,7 +60,7 @@ bool check_shared(struct request *request)
 
 /* Inputs in shared memory are copied to the request's block of staging memory (memory for tensors). If that block is
  * small and too short, leases a longer one with room for all inputs, and a third more for outputs. The pool prefers
- * blocks that were used before, because their pages are mapped already. If the pool has no such block, the request's
+ * blocks that were used before, because their pages are mapped already. If no block can be leased now, the request's
  * block grows later. */
 static void lease_at_once(struct request *request)
 {
@@ -176,7 +176,7 @@ static attn_status make_job(struct request *request, struct check_result *result
 
 /* Refuses a request at once if its work exceeds --max-seconds, or cannot be done before its deadline. --max-seconds is
  * compared with the expected time of the work. The deadline is compared with the least time that the work can take, so
- * that no request is refused that might still be done in time. */
+ * a request that might still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;

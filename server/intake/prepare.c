@@ -48,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context): except dout, dlse and the wanted gradients, its tensors are
- * those of the forward. */
+/* Completes the backward of a saved forward (context) with the forward's tensors and options. Only dout, dlse and the
+ * wanted gradients come from the request of the backward. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];

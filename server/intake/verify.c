@@ -1,5 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the CPU's work for this
- * and for checking an lse (attn_verifier of kernels/judge/verify.c, attn_check_lse() of kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. Limits the CPU's work for verifying
+ * (attn_verifier of kernels/judge/verify.c) and for checking an lse (attn_check_lse() of kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>

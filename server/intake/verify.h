@@ -11,12 +11,12 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides where the outputs of an item are verified. A device does it (job->truths) if devices can compute the exact
- * outputs in float64 and the request wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the
- * rows, but only if no tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems
- * of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: the work exceeds the CPU's bounds and
- * no device can do it, or the item is not a forward whose answer contains `out`. INVALID: tensors are in the memory of
- * a GPU that cannot verify. */
+/* Decides where the outputs of an item are verified. A device verifies them (job->truths) if devices can compute the
+ * exact outputs in float64, and the request wants all rows, or more rows than the CPU may verify. Otherwise the CPU
+ * verifies the rows, but only if no tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that
+ * earlier problems of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: the work exceeds the
+ * CPU's bounds and no device can do it, or the item is not a forward whose answer contains `out`. INVALID: tensors are
+ * in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
 /* Checks that the CPU may verify item number `index` of the job: the item is a forward with `out`, its tensors are in

@@ -222,8 +222,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem and, if `context`, also one to the schema of a backward that names a
- * saved forward (a context) in place of its tensors. */
+/* Writes a reference to the schema of a problem. If `context`, also writes a reference to the schema of a backward that
+ * names a saved forward (a context) instead of sending the forward's tensors. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);

@@ -89,7 +89,7 @@ static void put_op_features(struct json *j, const attn_capabilities *can, proto_
 {
     attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
     /* Merges are computed by one kernel, which is in no table of kernels: every device merges whatever
-     * attn_merge_check() accepts. So all features are listed. */
+     * attn_merge_check() accepts. For merges, all features are therefore listed. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))

@@ -1,6 +1,6 @@
-/* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables (config
- * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so a new row in
- * one of them appears in the answer without a change here. */
+/* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables: config
+ * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. A new row in one
+ * of these tables appears in the answer without a change here. */
 #ifndef INFO_H
 #define INFO_H
 

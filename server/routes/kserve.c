@@ -6,9 +6,10 @@
  * They also list, marked as optional, the inputs that a request may leave out once its sequence has begun. The
  * parameters of a model's configuration list all other inputs.
  *
- * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
- * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
- * encoding). The counts only grow. A batch is counted once per model, by the model's first request in the batch. */
+ * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the
+ * time of whole requests. The other names are parts of this time: `queue`, `compute_input` (decoding and copying in),
+ * `compute_infer`, and `compute_output` (copying out and encoding). The counts only grow. A batch is counted once per
+ * model, by the model's first request in the batch. */
 #include "server/routes/kserve.h"
 
 #include <stdatomic.h>

@@ -156,8 +156,8 @@ const char *route_method_name(enum route_method method);
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
 /* Returns the row of route->bodies that writes the answer to a body that the row `body` decoded. It is the row that the
- * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, it is the
- * first row: the client then gets an answer in a format that it did not ask for, and no error. */
+ * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, the first
+ * row is returned. The client then gets an answer in a format that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */
