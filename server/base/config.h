@@ -57,7 +57,7 @@ struct config {
     bool allow_cuda_shm;
     bool supervise;
     const char *log_format; /* form of the log lines: "text" or "json" */
-    const char *log_level;  /* least level of the log lines: "debug", "info", "warn" or "error" */
+    const char *log_level;  /* lowest level of lines that are logged: "debug", "info", "warn" or "error" */
 };
 
 /* True if clients may register shared memory regions of any kind. */

@@ -16,7 +16,8 @@ enum {
     /* Largest number of connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
-    CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
+    /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
+    CONFIG_SPARE_FILES = 128,
     /* Number of open files that are not connections, without the files of the GPU driver and of threads. This number
      * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
@@ -133,8 +134,8 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Texts of requests and answers up to this size in bytes are not counted. A longer text is counted as if it were in
-     * staging memory (memory for tensors). */
+    /* A text of a request or an answer that has more bytes than this counts towards the limit of staging memory (memory
+     * for tensors). A shorter text does not count. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
     /* longest wait of a TLS connection for memory; a thread that waits for HEARTBEAT_LIMIT_MS, which is longer, counts
@@ -144,7 +145,7 @@ enum {
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
      * the tokens */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; all tokens together have 1 MiB, and the token of a request is compared with all of
+    /* largest number of tokens; all tokens together take 1 MiB, and the token of a request is compared with all of
      * them */
     TOKEN_MAX_COUNT = 4096,
 };
@@ -217,7 +218,7 @@ enum {
     /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
      * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* a thread measures the text of this many numbers before it looks at the clock */
+    FINISH_NUMBERS = 4096, /* a thread measures the length of this many numbers as text, then looks at the clock */
     /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
      * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,

@@ -9,8 +9,8 @@
  *                     full: dropped++               fails: dropped += lines
  *
  * A JSON line is made by parsing the text of the event's key=value pairs. The text form lets the compiler check the
- * formats at the 45 or so places that log. Typed fields would need a call for each field at these places, and would
- * save no time: a JSON line takes as long as a line of text.
+ * format at each place that logs. Typed fields would need a call for each field at these places. They would save no
+ * time, because a JSON line takes as long as a line of text.
  *
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
@@ -551,7 +551,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
         if (taken + length > LOG_CLEAN_INPUT_BYTES ||
-            t.used + bytes + 4 > capacity) { /* only as much is copied as leaves room for "..." and the NUL */
+            t.used + bytes + 4 > capacity) { /* room for "..." and the NUL must remain */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

@@ -65,7 +65,7 @@ struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
 /* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
- * when the first cache is made on the device. It sets *memory to a 64-byte aligned address. The device owns the
+ * when the first cache is made on the device, and sets *memory to a 64-byte aligned address. The device owns this
  * memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
@@ -78,7 +78,7 @@ void caches_add_pool(struct caches *caches, int device, const char *name, const 
 /* Ends the caches of accounts that is_known() rejects (their tokens were removed), since no one can reach them. A cache
  * in a transaction ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
+/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache in a
  * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
 /* Returns how many bytes the caches take on the device where they take least. Every device therefore has at least this
@@ -160,7 +160,7 @@ struct cache_step {
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of this row's cache that lie in pages which the cache of the row before also has */
+    /* [rows]: number of positions of a row's cache that lie in pages which the cache of the previous row also has */
     int32_t *prefix_keys;
     /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
      * prefix_keys */

@@ -96,8 +96,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* The largest number of connections that one search for connections to close lists. A search takes 0.1 ms, but new
- * connections come in bursts, so one list serves for many of them. */
+/* A search for connections that may be closed lists at most this many. A search takes 0.1 ms. New connections come in
+ * bursts, so one list serves for many of them. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -164,9 +164,9 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* time at which a client last sent something, on any connection */
 };
 
-/* Cuts connections that are too slow. `drain_limits` (may be NULL): the server finishes its requests before it stops,
- * and connections that delay this are cut too. A plain (not TLS) client that was sending is answered 408 first. Returns
- * the number of connections that were cut. */
+/* Cuts connections that are too slow. If `drain_limits` is not NULL, the server drains (finishes its requests before it
+ * stops), and connections that delay the end of the drain are cut too. A plain (not TLS) client that was sending is
+ * answered 408 first. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,

@@ -35,7 +35,7 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts them from
+/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts their number from
  * *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its side or the
  * connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)

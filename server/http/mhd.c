@@ -1,7 +1,7 @@
 /* mhd.c: the functions that libmicrohttpd calls at each step of a request.
  *
  *   on_uri         the request line has arrived: makes the request
- *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; until then, no byte of the body is
+ *   on_request     STEP_HEAD      checks framing, route, limits, token and admission, before any byte of the body is
  *                                 kept
  *                  STEP_DECODE    feeds each piece of the body to the parser; a compressed piece is unpacked first, a
  *                                 limited amount per call

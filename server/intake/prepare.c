@@ -132,7 +132,7 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The
+/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops different elements. The
  * seed is below 2^53, so that JSON readers that store numbers as doubles do not change it. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {

@@ -1,7 +1,7 @@
-/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
- * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
- * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
- * libuv's threads (sched/finish.h). The CPU may be slow, so its work is bounded.
+/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for the
+ * member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. If a
+ * device does this, it recomputes all rows (device/truth.c). Otherwise the CPU recomputes rows in pieces, on libuv's
+ * threads (sched/finish.h). The CPU may be slow, so its work is bounded.
  *
  * A device may also compute the truth for a check: the exact results, in float64, with which a judge compares the
  * client's results. */
@@ -25,9 +25,9 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how
- * many bytes they take among the outputs. 0: the judge on the CPU computes them itself, for some rows if the problem is
- * large. The CPU does so if devices do not compute exact results, if only a GPU can read the tensors, or if
- * judge_wants() returns 0. */
+ * many bytes these results take in the memory of the outputs. 0: the judge on the CPU computes them itself, for some
+ * rows if the problem is large. The CPU does so if devices do not compute exact results, if only a GPU can read the
+ * tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
 /* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
  * *at. */

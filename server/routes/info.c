@@ -2,7 +2,7 @@
  *
  * /v1/info is written from the program's tables and a snapshot (struct info_facts). The abilities of a backend are read
  * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info cannot differ from what a
- * request finds. openapi.c holds the schema of this document, and a test compares the two. */
+ * request finds. openapi.json has the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
@@ -87,7 +87,7 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
+    attn_kernel all = { 0 }; /* the union of all kernels: has every feature that one of them has */
     /* Merges are computed by one kernel, which is in no table of kernels: every device merges whatever
      * attn_merge_check() accepts. For merges, all features are therefore listed. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };

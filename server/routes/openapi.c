@@ -59,9 +59,10 @@ struct document {
 
 /* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
-/* Sets of errors: of every route, of routes with tensors, of routes that compute or change something, and of routes
- * that require a token. The row of a route adds its own errors. The document mentions no errors outside these sets. The
- * error for an unknown path, for example, belongs to no operation. */
+/* Sets of errors that routes have in common: those of every route, of routes with tensors, of routes that compute or
+ * change something, and of routes that require a token. The row of a route adds the errors of this route only. The
+ * document mentions no errors outside these sets. The error for an unknown path, for example, belongs to no
+ * operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |

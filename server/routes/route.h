@@ -90,7 +90,8 @@ struct route {
     bool quiet; /* true: requests of this route are logged at level debug, because probes come every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
+    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or only tells clients
+     * that the server does not support something */
     bool hidden;
     /* The option with which the server offers the route. Without it, the route is missing on the server and in the
      * OpenAPI document. */
@@ -126,8 +127,8 @@ static inline const proto_operation *route_operation(const struct route *route)
 
 /* The result of a search for a path and a method. */
 struct route_match {
-    /* The row with this path and method. If no row has the method, it is the first row with this path. NULL: the
-     * path does not exist. */
+    /* The row with this path and method. If no row has the method, this is the first row with the path. NULL: the path
+     * does not exist. */
     const struct route *route;
     bool answers;     /* true: the row `route` has the request's method, and not only its path */
     unsigned methods; /* the methods of all rows with this path: bits of enum route_method */
