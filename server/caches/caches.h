@@ -22,7 +22,8 @@
  *
  * An id is 20 bytes in hexadecimal. All ids of one process begin with the same 4 random bytes, which tells them from
  * ids of an earlier process. The other 16 bytes are random for each cache. A cache belongs to the account (token,
- * base/caller.h) that made it, and does not exist for other accounts. Thread-safe, with one lock.
+ * base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe, and share one
+ * lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H

@@ -8,7 +8,7 @@
  * any size by one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
  *
  * A page is counted by references, because forked caches share it (page_lists.h). No function here touches the memory
- * itself, which may be a GPU's. Not thread-safe: table.c has the lock.
+ * itself, which may be a GPU's. The functions are not thread-safe: call them with the lock of table.c held.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef PAGES_H

@@ -4,11 +4,12 @@
  * input tensors, which are no longer needed. This needs no further memory, and the answer's bytes are in the CPU's
  * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
  * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
- * never exists as a whole. In all cases the length is known before the first byte is sent, as Content-Length.
+ * never exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
+ * Content-Length.
  *
  * If there is no memory for an answer, the client gets status 503. The contexts (saved forwards) that the request used
- * are then as they were before the request. If the request has already changed something, in a cache or by a route's
- * handler, the connection is closed without an answer instead. The client then knows that the change may have
+ * are then as they were before the request. But if the request has already changed something (in a cache, or by a
+ * route's handler), the connection is closed without an answer. The client then knows that the change may have
  * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"

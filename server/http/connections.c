@@ -9,9 +9,9 @@
  * and stops.
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
- * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
- * socket without a report. The phase of this connection then stays ADDED, although its descriptor number belongs to no
- * socket or to another one. */
+ * libmicrohttpd reports the connections that it starts to serve. If libmicrohttpd has no memory for a connection, it
+ * closes the socket without a report. The connection then stays in the table in phase ADDED, although its descriptor
+ * number belongs to no socket or to another one. */
 #include "server/http/connections.h"
 
 #include <assert.h>

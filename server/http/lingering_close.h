@@ -1,9 +1,9 @@
 /* lingering_close.h: keeps a socket open for a short time after its connection has ended, while its last answer is not
  * delivered or its client still sends.
  *
- * The problem: if a socket is closed with unread bytes, or bytes arrive after its end, the system sends a reset. The
- * reset discards data that is not delivered yet, such as the end of the last answer. But a client may well send more
- * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413 answer.
+ * The problem: if a socket is closed while it has unread bytes, or bytes arrive after it was closed, the system sends a
+ * reset. The reset discards data that is not delivered yet, such as the end of the last answer. Clients often do send
+ * more bytes, such as the next request of a pipeline, or the rest of a body after a 413 answer.
  *
  * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
  * bytes are dropped. The socket is closed as soon as everything has been delivered or the client has closed too, and at

@@ -7,9 +7,9 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * If a client wants outputs in its registered range of a GPU's memory, they lie there instead. Every tensor here starts
- * on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies
- * each piece at once. */
+ * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
+ * starts on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory
+ * copies each piece at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>

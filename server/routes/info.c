@@ -1,8 +1,8 @@
 /* info.c: writes /v1/info, which tells programs the state and the abilities of this server.
  *
  * /v1/info is written from the program's tables and a snapshot (struct info_facts). The abilities of a backend are read
- * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info cannot differ from what a
- * request finds. openapi.json has the schema of this document, and a test compares the two. */
+ * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info lists exactly what
+ * requests can use. openapi.json has the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>

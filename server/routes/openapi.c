@@ -14,9 +14,10 @@
  * contains the schemas of answers, written by hand; tests compare them with real answers.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception
- * is the aliases of dtypes, which would give a generated client two names for one value. Where the server is stricter,
- * the description says so: shapes must agree with each other, and each tensor has its dtypes and axes.
+ * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception:
+ * the schemas leave out aliases of dtypes, which would give a generated client two names for one value. Where the
+ * server is stricter than a schema, the description says so: shapes must agree with each other, and each tensor has its
+ * dtypes and axes.
  * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
  * (CACHE_EXAMPLE).
  * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any

@@ -7,8 +7,8 @@
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
  * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
  * end begins an empty segment, which no pattern has. If several patterns fit a path, the server takes the pattern that
- * has a fixed text where the patterns first differ. A path is found with any method, so that a 405 answer can list the
- * methods that the path has. */
+ * has a fixed text where the patterns first differ. A path is found even if no row has the request's method, so that a
+ * 405 answer can list the methods of the path. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
