@@ -66,8 +66,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Upper bounds on memory, in bytes, without the tensors of requests: config_one_connection_bytes() for one open
- * connection and its request, config_connection_bytes() for all connections together. */
+/* Upper bounds on memory, in bytes, without the tensors of requests. config_one_connection_bytes() is the bound for one
+ * open connection and its request, config_connection_bytes() for all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);

@@ -207,7 +207,8 @@ enum {
          * (attn_check_lse()) */
     512 << 10,
     /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
-     * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
+     * body is copied to a larger block. The pool prefers blocks that were in use before, which is faster than mapping
+     * new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
      * progress between two pieces */
@@ -248,8 +249,8 @@ enum {
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
     /* Upper bound on the page-table entries of all caches of a device: CACHES_NUMBERS, or CACHES_SHARING for each
-     * granule (unit of memory for pages) if that is more. It is needed because forks share pages, but each fork has its
-     * own copy of a part of the page list. */
+     * granule (unit of memory for pages) if that is more. The bound is needed because forks share pages, but each fork
+     * has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
     /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these

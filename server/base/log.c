@@ -69,7 +69,8 @@ static struct {
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* how many lost lines the lines of the event `lost` have reported so far; `dropped` counts all lost lines */
+    /* number of lost lines that the log has reported so far, by lines of the event `lost`; `dropped` counts all lost
+     * lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */

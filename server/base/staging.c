@@ -281,7 +281,8 @@ static void count_leased(struct staging_pool *staging, struct caller *caller, in
 {
     staging->leased += more;
     if (caller) caller->staging_bytes += more;
-    assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit); /* invariant 1 */
+    /* invariant 1 at the top of this file: leased and warm memory together stay within the limit */
+    assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit);
     assert(caller == NULL || caller->staging_bytes >= 0);
 }
 

@@ -288,8 +288,8 @@ static enum inline_outcome run_here(struct request *request)
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
-/* Call this when the job has ended in this thread. Writes the outputs that belong into shared memory, ends the job's
- * cache transaction, and answers. */
+/* Call this when the job has ended in this thread. Writes those outputs that the client wants in its shared memory,
+ * ends the job's cache transaction, and answers. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
@@ -356,7 +356,7 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_BEGAN:
     case INLINE_LOST:
         /* Nothing runs yet, so the job goes to the queue. INLINE_BEGAN: the cache transaction of the job has begun.
-         * INLINE_LOST: the device job->part.device is lost. */
+         * INLINE_LOST: the device that should have computed the job (job->part.device) has failed. */
         break;
     }
     return hand_over(request, false);

@@ -170,8 +170,8 @@ struct connection_drain_limits {
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,
- * and while the head of a request is incomplete. If the server has no tokens (`tokens` is false), only idle connections
- * may be cut. If it has tokens, the order is:
+ * and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false), only idle
+ * connections may be cut. If they need one, the order is:
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS

@@ -23,11 +23,12 @@
 #include "server/base/limits.h"
 
 enum lingering_close_why {
-    LINGER_DELIVER, /* waits until the end of the answer has been delivered */
-    /* drops what the client sends until the client closes its side or a limit is reached, even if the answer is
-     * delivered earlier */
+    LINGER_DELIVER, /* the socket stays open until the end of the answer has been delivered */
+    /* the socket stays open, and what the client sends is dropped, until the client closes its side or a limit is
+     * reached, even if the answer is delivered earlier */
     LINGER_DROP,
-    /* waits until the answer is delivered, for a socket that was also shut down for reading (see reset_on_close()) */
+    /* the socket, which was also shut down for reading (see reset_on_close()), stays open until the answer has been
+     * delivered */
     LINGER_CUT,
 };
 

@@ -2,8 +2,8 @@
  *
  * Invariants
  * 1. A client whose connection cannot be taken gets a reason where that is possible: an answer 503 with Retry-After is
- * written to its socket. At the limit of connections an idle connection is closed to make room, first those that never
- * showed a token (connections_make_room()).
+ * written to its socket. At the limit of connections, one that is idle or never showed a token is closed to make room
+ * (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
  * the backlog would keep waking the main thread for connections that it cannot accept.
  * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
@@ -236,8 +236,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. If their number is at its limit, the connection that has been idle for
- * longest is closed to make room. */
+/* True if there is room for one more connection. If their number is at its limit, connections_make_room() closes one of
+ * them. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);

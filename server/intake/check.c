@@ -185,7 +185,7 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
     /* If a device would take more than half of the remaining time to compute the exact results of all rows, the judge
-     * on the CPU computes the exact results of some rows instead. */
+     * on the CPU (kernels/judge/judge.h) computes the exact results of some rows instead. */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

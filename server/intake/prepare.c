@@ -405,7 +405,8 @@ static size_t found_bytes(const struct job *job)
 }
 
 /* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
- * exact results of checks, *bytes becomes 0, and the judge on the CPU computes them later. */
+ * exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h) computes these results
+ * later. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */

@@ -47,8 +47,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines what it takes a device to compute the exact outputs (truth, in float64) of an item. False: devices do not
- * compute them, or there is nothing to compute. */
+/* Determines the time and the memory that a device needs for the exact outputs (truth, in float64) of an item
+ * (problem). False: devices do not compute exact outputs, or there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;

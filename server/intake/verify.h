@@ -32,8 +32,8 @@ size_t verify_prepare_check(struct job *job, int index, const attn_capabilities 
 /* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
  * *at. */
 void verify_place_checks(struct job *job, char **at);
-/* Lets the judge on the CPU compute the exact results for all checks of the body. Call this before the job is
- * queued. */
+/* Lets the judge on the CPU (kernels/judge/judge.h) compute the exact results for all checks of the body. Call this
+ * before the job is queued. */
 void verify_drop_checks(struct job *job);
 
 /* Writes the verification result of an item, from the differences that a device has found between its outputs and the

@@ -40,7 +40,8 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* True if the kernel computes `op`. A decode needs a kernel for pages, because caches consist of pages. */
+/* True if the kernel computes `op`. A decode needs a kernel that reads keys and values from pages, because caches
+ * consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);

@@ -436,9 +436,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Writes the text that replaces the first mark (such as @paths@) of `at`, and returns the text behind the mark. If a
- * string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a member, the
- * member's value 0 is dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text behind the
+ * mark. If a string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a
+ * member, the member's value 0 is dropped too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
