@@ -1,5 +1,5 @@
 /* attention.h: the content types of routes whose bodies contain tensors, and the schemas of their requests and answers.
- * These routes have no handler, because devices compute their answers (work/job.h). */
+ * A route whose operation a device computes (work/job.h) has no handler. */
 #ifndef ROUTES_ATTENTION_H
 #define ROUTES_ATTENTION_H
 
