@@ -36,8 +36,8 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
 void check_apply(struct request *request, const struct check_result *result);
 
 /* Returns the request's deadline. The server's time limit runs from the last byte of the body, and the client's time
- * limit from the first byte. The earlier end of the two counts. `call` may be NULL while the time limit in the body is
- * unknown. */
+ * limit from the arrival of the request line. The earlier end of the two counts. `call` may be NULL while the time
+ * limit in the body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif
