@@ -4,7 +4,7 @@
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
  * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
  * rest stays free for the other tokens. The account has a count for each bound, which says how much of it the tenant
- * uses. The source file that enforces a bound changes its count, under a lock of its own.
+ * uses. The source file that enforces a bound changes the count of this bound, under a lock of its own or atomically.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
@@ -31,8 +31,8 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* number of queue slots that the tenant's requests occupy, for each stage of a request; queue.c changes it, but not
-     * for CALLER_EVERYBODY (clients without a token) */
+    /* number of queue slots that the tenant's requests occupy, indexed by enum caller_place; queue.c changes these
+     * numbers, but not those of CALLER_EVERYBODY (clients without a token) */
     _Atomic int places[CALLER_PLACES];
     /* staging memory (memory for tensors) that the tenant's requests have leased, in bytes; staging.c changes it under
      * its lock */
@@ -53,7 +53,8 @@ struct caller {
     int64_t region_bytes;
 };
 
-/* Makes an account with one reference and without a flow (share of device time). Returns NULL when out of memory. */
+/* Makes an account with one reference and without a flow (the record of used device time). Returns NULL when out of
+ * memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller); /* drops a reference to the account; does nothing if `caller` is NULL */
@@ -68,7 +69,7 @@ void caller_release(struct caller *caller); /* drops a reference to the account;
 bool caller_is_anonymous(const struct caller *caller);
 
 /* Returns how much of `bound` (a limit of the server, such as the bytes of staging memory) this account may use, at
- * least 1. NULL: the whole bound. */
+ * least 1. If `caller` is NULL, returns the whole bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

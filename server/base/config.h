@@ -41,14 +41,14 @@ struct config {
     /* longest expected time in seconds of a request that has a device for itself; a request that would take longer is
      * refused */
     int max_seconds;
-    /* a batch may take the longest time that its size explains, and this many milliseconds more; after that its device
-     * counts as lost */
+    /* A batch may take the longest time that is expected for its size, and this many milliseconds more. After that, its
+     * device counts as lost. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
-    /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
+    /* a shared memory key must begin with one of these prefixes; a '/' at the beginning of a prefix is ignored */
     const char *allow_shm[CONFIG_MAX_SHM];
     int allow_shm_count; /* 0: clients may not register system shared memory */
     /* addresses and networks of trusted proxies, as texts in the form that peer.h describes */
@@ -57,7 +57,7 @@ struct config {
     bool allow_cuda_shm;
     bool supervise;
     const char *log_format; /* form of the log lines: "text" or "json" */
-    const char *log_level;  /* least level of the log lines: "debug", "info", "warn" or "error" */
+    const char *log_level;  /* lowest level of lines that are logged: "debug", "info", "warn" or "error" */
 };
 
 /* True if clients may register shared memory regions of any kind. */
@@ -66,8 +66,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Upper bounds on memory, in bytes, without the tensors of requests: config_one_connection_bytes() for one open
- * connection and its request, config_connection_bytes() for all connections together. */
+/* Upper bounds on memory, in bytes, without the tensors of requests. config_one_connection_bytes() is the bound for one
+ * open connection and its request, config_connection_bytes() for all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);

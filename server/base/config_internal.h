@@ -33,7 +33,7 @@ enum config_type {
     TYPE_INT,     /* the value is a whole number, stored in an int */
     TYPE_INT64,   /* the value is a whole number, stored in an int64_t */
     TYPE_SIZE,    /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
-    TYPE_SWITCH,  /* bool */
+    TYPE_SWITCH,  /* the value is on or off, stored in a bool */
     TYPE_CHOICE,  /* the value is one of the words in `words` */
     TYPE_ADDRESS, /* the value has the form ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */

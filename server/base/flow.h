@@ -34,11 +34,12 @@ struct flow {
     _Atomic int64_t used_ns;
 
     /* Only the main thread (queue.c) uses the members below. */
-    /* Start-time fair queueing orders flows by their virtual time, which is used_ns + ahead_ns. */
+    /* Start-time fair queueing orders flows by their virtual time: used_ns + ahead_ns, plus the time that the flow's
+     * running batches have taken so far. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
-    /* sum of the start times of all batches that `running` counts; from this sum follows how long they have run so
-     * far */
+    /* Sum of the start times of all batches that `running` counts. The present time, multiplied by `running`, minus
+     * this sum is the time that they have run so far. */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
     struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */

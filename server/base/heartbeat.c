@@ -48,8 +48,8 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* The number of taken entries must not grow beyond the table's size, because otherwise it would overflow in the
-         * end. */
+        /* The count of taken entries stops at the table's size. Otherwise each further thread would increase the count,
+         * until the count overflowed. */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);
         if (index >= HEARTBEAT_THREADS) return;

@@ -16,8 +16,9 @@ enum {
     /* Largest number of connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
-    CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
-    /* Open files that are not connections, if those of the GPU driver and the threads are left out. This number
+    /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
+    CONFIG_SPARE_FILES = 128,
+    /* Number of open files that are not connections, without the files of the GPU driver and of threads. This number
      * replaces CONFIG_SPARE_FILES where the limit on open files is very low. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
@@ -66,9 +67,9 @@ enum {
      * that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* A server with tokens may close a connection that has shown no token, if another connection needs its place.
-     * Before that, the connection has this long to send the body of a refused request, and again this long to fetch the
-     * answer. */
+    /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
+     * another. A connection may first send the body of a refused request for this long, and then fetch the answer for
+     * this long. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
      * only after it has been idle for this long. A busy client sends its next request sooner. */
@@ -93,8 +94,8 @@ enum {
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* Number of pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the main
-     * thread's event loop: 4 MiB, which take about a millisecond. */
+    /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
+     * before it does its other work. They have 4 MiB and take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -133,18 +134,18 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Texts of requests and answers up to this size in bytes are not counted. A longer text is counted as if it were in
-     * staging memory (memory for tensors). */
+    /* A text of a request or an answer that has more bytes than this counts towards the limit of staging memory (memory
+     * for tensors). A shorter text does not count. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
-    /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, after which its thread would
-     * count as stuck */
+    /* longest wait of a TLS connection for memory; a thread that waits for HEARTBEAT_LIMIT_MS, which is longer, counts
+     * as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
      * the tokens */
     TOKEN_MAX_BYTES = 256,
-    /* largest number of tokens; all tokens together have 1 MiB, and the token of a request is compared with all of
+    /* largest number of tokens; all tokens together take 1 MiB, and the token of a request is compared with all of
      * them */
     TOKEN_MAX_COUNT = 4096,
 };
@@ -206,18 +207,19 @@ enum {
          * (attn_check_lse()) */
     512 << 10,
     /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
-     * body is copied to a larger block that was in use before, which is faster than mapping new pages. */
+     * body is copied to a larger block. The pool prefers blocks that were in use before, which is faster than mapping
+     * new pages. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* a piece of verifying results or of measuring an answer's text ends after this time, so that a piece of another
-     * request has its turn */
+    /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
+     * progress between two pieces */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
-     * further pieces in order of arrival, but clients should have their turns. */
+     * further pieces in order of arrival, but attnd lets clients take turns. */
     PIECES_AT_ONCE = 4,
     /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
-     * that the answer is in time: this many milliseconds earlier, and a tenth of the remaining time more. */
+     * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* a thread measures the text of this many numbers before it looks at the clock */
+    FINISH_NUMBERS = 4096, /* a thread measures the length of this many numbers as text, then looks at the clock */
     /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
      * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
@@ -247,11 +249,12 @@ enum {
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
     /* Upper bound on the page-table entries of all caches of a device: CACHES_NUMBERS, or CACHES_SHARING for each
-     * granule (unit of memory for pages) if that is more. It is needed because forks share pages, but each fork has its
-     * own copy of a part of the page list. */
+     * granule (unit of memory for pages) if that is more. The bound is needed because forks share pages, but each fork
+     * has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if forks of one cache in one decode share at least this many positions, the device computes them together */
+    /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these
+     * positions once for both */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
@@ -271,8 +274,8 @@ enum {
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* Jobs with more floating-point operations than this are never joined with others: each keeps a device busy alone, and
- * small jobs should not wait for it. */
+/* A job with more floating-point operations than this is never joined with others in a batch. It keeps a device busy
+ * alone, and small jobs in its batch would have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
 /* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
  * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
@@ -322,8 +325,8 @@ enum {
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
     /* If the running batches belong to several tenants, a guest (a batch of a tenant that has no other batch on the
-     * device) waits until the oldest of them has run for this many times the guest's expected time. So equal work of
-     * many tenants is done one after the other, but a short request does not wait for long ones. */
+     * device) waits until the oldest of them has run for this many times the guest's expected time. Equal batches of
+     * many tenants therefore run one after the other, but a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -350,8 +353,8 @@ enum {
     /* if the scratch memory of an HTTP thread's own computations on a GPU has more bytes than this, it is freed after
      * each of them */
     INLINE_KEEP = 4 << 20,
-    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: the GPU's
-     * bus transfers this many in 20 us */
+    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
+     * bus transfers this many bytes in 20 us */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. If the work takes longer, a thread of the
      * device takes it over. */
@@ -370,12 +373,12 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of a sleep between two polls; the kernel doubles it, which is still too short for the core to enter a
-     * deep sleep state */
+    /* length of a sleep between two polls; the kernel's timer makes it twice as long, which is still too short for the
+     * core to enter a deep sleep state */
     NAP_NS = 50000,
     /* a thread polls for at most this long; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
-    /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
+    /* Threads poll only while at most this many requests wait. With more requests no thread is idle for long, and
      * polling would take processor time from the other threads. */
     NAPS_MOST = 4,
 };
@@ -385,17 +388,17 @@ enum {
  * serve. */
 #define INLINE_FLOPS 2e7
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
- * GPU's memory already. They take some 400 us on a Hopper GPU. */
+ * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
  * many in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
-/* The watchdog expects this many floating-point operations per second of any device: a batch may take --watchdog-ms
- * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
- * smallest GPU of sm_80 and up. */
+/* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
+ * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth
+ * of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that its device
- * counts as overdue. */
+/* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
+ * device counts as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
 /* Computing exact outputs in float64 for `verify` takes at least the expected time divided by this number. Only this
  * least time is compared with a request's deadline. */
@@ -435,9 +438,9 @@ enum {
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
-/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file
- * descriptor, which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. Its
- * size has a bound, because a page that the server is the first to write counts as the server's memory. */
+/* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor,
+ * which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. The size of a
+ * region has a bound, because a page that the server is the first to write counts as the server's memory. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */

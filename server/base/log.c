@@ -2,15 +2,15 @@
  *
  * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be on a full
  * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
- * its own stack and copies it under a mutex into one of two buffers, the filling one. A writer thread swaps the buffers
- * and passes the full one to write(2), the only call here that can block.
+ * its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread swaps the
+ * buffers and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
  *
  * A JSON line is made by parsing the text of the event's key=value pairs. The text form lets the compiler check the
- * formats at the 45 or so places that log. Typed fields would need a call for each field at these places, and would
- * save no time: a JSON line takes as long as a line of text.
+ * format at each place that logs. Typed fields would need a call for each field at these places. They would save no
+ * time, because a JSON line takes as long as a line of text.
  *
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
@@ -69,7 +69,8 @@ static struct {
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* how many lost lines the lines of the event `lost` have reported so far; `dropped` counts all lost lines */
+    /* number of lost lines that the log has reported so far, by lines of the event `lost`; `dropped` counts all lost
+     * lines */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
@@ -551,7 +552,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
         if (taken + length > LOG_CLEAN_INPUT_BYTES ||
-            t.used + bytes + 4 > capacity) { /* only as much is copied as leaves room for "..." and the NUL */
+            t.used + bytes + 4 > capacity) { /* room for "..." and the NUL must remain */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

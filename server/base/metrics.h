@@ -1,6 +1,6 @@
 /* metrics.h: counters, gauges and histograms for /metrics. The enum of metrics and the page come from one table
- * (METRIC_MAP), so a new metric is a new row. Updates are relaxed atomics and any thread may make them; the page is a
- * snapshot. */
+ * (METRIC_MAP), so a new metric is a new row. Updates are relaxed atomics, and any thread may make them. The page shows
+ * the values at the time of the request. */
 #ifndef METRICS_H
 #define METRICS_H
 
@@ -82,13 +82,13 @@ enum metric_id {
         METRIC_COUNT
 };
 
-/* Give label values in the order of the row's label names, and NULL where the row has fewer labels. Values are copied,
- * up to 63 bytes. They must come from a small fixed set: a row keeps METRICS_MAX_SERIES sets of values, and counts
- * later sets under "other". */
+/* Arguments of the functions below: pass label values in the order of the label names in the metric's row, and NULL
+ * where the row has fewer labels. Values are copied, up to 63 bytes. They must come from a small fixed set: a row keeps
+ * METRICS_MAX_SERIES sets of values, and counts later sets under "other". */
 /* adds to a counter or a gauge */
 void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount);
-void metrics_set(enum metric_id id, const char *label0, const char *label1, double value); /* gauges */
-void metrics_observe(enum metric_id id, const char *label0, double value);                 /* histograms */
+void metrics_set(enum metric_id id, const char *label0, const char *label1, double value); /* sets a gauge */
+void metrics_observe(enum metric_id id, const char *label0, double value);                 /* adds to a histogram */
 
 /* Returns the sum of all series of a counter or gauge whose first label is `label0` (NULL: any label). */
 double metrics_sum(enum metric_id id, const char *label0);

@@ -13,7 +13,7 @@
 
 enum {
     BITS = 128,     /* number of bits of a stored address; an IPv4 address is stored as an IPv6 address */
-    BITS_FOUR = 96, /* bits in front of the IPv4 address that is stored as an IPv6 address */
+    BITS_FOUR = 96, /* number of bits in front of an IPv4 address that is stored as an IPv6 address */
     ENTRY_BYTES = 64,
 };
 

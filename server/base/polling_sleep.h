@@ -2,8 +2,9 @@
  *
  * A core that has been idle for long sleeps deeply and takes 0.1 ms or more to wake. After less than 0.1 ms of idleness
  * it takes a few microseconds. A thread that simply sleeps until a 1 ms kernel ends therefore notices the end 0.1 ms
- * late. The thread here wakes every NAP_NS nanoseconds instead, for at most NAPS_NS. This polling takes some 5 % of the
- * core's time; in the rest of the time the core can run other threads (tests/load/README.md). */
+ * late. The thread here sleeps for only NAP_NS nanoseconds at a time, and looks for the event in between, for at most
+ * NAPS_NS. This polling takes some 5 % of the core's time. In the rest of the time the core can run other threads
+ * (tests/load/README.md). */
 #ifndef POLLING_SLEEP_H
 #define POLLING_SLEEP_H
 

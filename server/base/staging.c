@@ -15,8 +15,9 @@
  *   oldest ...   all warm blocks by age; the oldest are unmapped first, at the bound and in staging_trim()
  *
  * Invariants
- * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Resident
- * memory exceeds the count only by the rest of a last page: half a page in every second class below 32 KiB.
+ * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Blocks
+ * consist of whole pages, so resident memory exceeds the count only for a block as large as an account's share, by the
+ * rest of its last page.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
  * wait.
@@ -232,8 +233,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes: that of the smallest class that holds them, but at most
- * the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block for a request of `bytes` bytes. It is the size of the smallest class that holds them,
+ * but at most the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -280,7 +281,8 @@ static void count_leased(struct staging_pool *staging, struct caller *caller, in
 {
     staging->leased += more;
     if (caller) caller->staging_bytes += more;
-    assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit); /* invariant 1 */
+    /* invariant 1 at the top of this file: leased and warm memory together stay within the limit */
+    assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit);
     assert(caller == NULL || caller->staging_bytes >= 0);
 }
 

@@ -96,7 +96,7 @@ static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
 }
 
-/* Returns the error for a body whose first bytes are not those of its coding (gzip or zlib). */
+/* Returns the error for a body that does not begin as its coding (gzip or zlib) requires. */
 static attn_status wrong_begin(struct unpacker *u)
 {
     const char *const like = is_gzip(u->magic)    ? ", it begins like gzip"

@@ -11,18 +11,19 @@
  *
  * A step (struct cache_step) is the transaction of one request (decode, append) on its caches:
  *
- *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
- *   caches_begin()   main or HTTP    Takes pages, writes moves and the page table. Must wait while another step
- *                                    uses one of the caches, unless neither appends.
+ *   caches_look()    HTTP thread     Checks that the caches exist and fit together. Takes no pages.
+ *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
+ *                                    while another step uses one of the caches, unless neither step appends.
  *   (the device makes the moves and computes)
- *   caches_end()     the same        With commit all the caches are longer; without it they are as before.
+ *   caches_end()     the same        With `commit` all the caches are longer. Without it they are as before.
  *
- * During a step, get and fork see the cache as it was before; truncate and delete take effect when the step has ended,
- * but are answered at once.
+ * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
+ * cache are answered at once, but take effect when the step has ended.
  *
- * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
- * restart; the other 16 are random. A cache belongs to the account (token, base/caller.h) that made it, and does not
- * exist for other accounts. Thread-safe, with one lock.
+ * An id is 20 bytes in hexadecimal. All ids of one process begin with the same 4 random bytes, which tells them from
+ * ids of an earlier process. The other 16 bytes are random for each cache. A cache belongs to the account (token,
+ * base/caller.h) that made it. For other accounts it seems not to exist. All functions are thread-safe, and share one
+ * lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -65,7 +66,7 @@ struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
 /* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
- * when the first cache is made on the device. It sets *memory to a 64-byte aligned address. The device owns the
+ * when the first cache is made on the device, and sets *memory to a 64-byte aligned address. The device owns this
  * memory. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
@@ -78,11 +79,11 @@ void caches_add_pool(struct caches *caches, int device, const char *name, const 
 /* Ends the caches of accounts that is_known() rejects (their tokens were removed), since no one can reach them. A cache
  * in a transaction ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and it gets no new caches. A cache in a
+/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache in a
  * transaction ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns how many bytes the caches take on the device where they take least. So every device has at least that much
- * less memory for the tensors of requests. */
+/* Returns how many bytes the caches take on the device where they take least. Every device therefore has at least this
+ * many bytes less for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
@@ -140,8 +141,8 @@ struct cache_step {
     /* true: the URL's path names the only cache of the request, so errors say "this cache" instead of the member
      * `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other; the code that makes the step (transaction) sets
-     * both pointers before it begins; v is NULL if the values are a part of the keys */
+    /* The new keys and values of all caches, one cache after the other. The code that makes the step (transaction) sets
+     * both pointers before the step begins. v is NULL if the values are a part of the keys. */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one cache's new keys in `k`, and of its new values in `v` */
 
@@ -160,20 +161,21 @@ struct cache_step {
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of this row's cache that lie in pages which the cache of the row before also has */
+    /* [rows]: number of positions of a row's cache that lie in pages which the cache of the previous row also has */
     int32_t *prefix_keys;
     /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
      * prefix_keys */
     bool shares;
-    /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
+    /* quantisation scales of keys and of values, [rows, kv_heads] each, or NULL; until the transaction has begun, both
+     * arrays are in `scales` */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
     /* true: the transaction is the last of a KServe sequence, so committing it deletes its caches */
     bool ends;
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; while it
-     * is unchanged, they are valid */
+    /* the value of caches->burials (number of deleted caches so far) when the pointers row[].cache were found; the
+     * pointers are valid while caches->burials has this value */
     uint64_t burials;
     float *scales; /* memory for the quantisation scales of the caches until the transaction begins */
 };
@@ -192,10 +194,10 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
  * wait, because another step uses one of its caches, or an older step waits for one of them. To find older steps, the
- * function needs `scan`. If several steps wait, try all of them from the oldest on, and pass the same number in `scan`
- * to all; use a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait
- * either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs
- * a larger table than caches_table_bytes() said). */
+ * function needs `scan`. If several steps wait, try all of them from the oldest on, with the same number in `scan`. Use
+ * a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait either.
+ * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
+ * larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step (a transaction) must wait, without beginning it. The call is fast, because it may be made for
  * many waiting steps. */

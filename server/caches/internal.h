@@ -121,8 +121,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
 /* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
  * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the numbers of the pool and of the account that depend on how many pages this cache has. `before` is how many
- * it had. */
+/* Updates the numbers of the pool and of the account that depend on how many pages this cache has. `before` is the
+ * number of pages that the cache had before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() before, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

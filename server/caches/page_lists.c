@@ -6,9 +6,8 @@
  * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
  *    it).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists share. It is the sum of two numbers: pages.c counts the
- *    pages that are in several blocks, and this file the pages that are in one block, if several lists have this
- * block. */
+ * 4. pages_shared() counts each page once that several lists share. The number is a sum: pages.c counts the pages that
+ *    are in several blocks, and this file counts the pages that are in only one block which several lists have. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -74,13 +73,15 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Updates the number of shared pages when several lists begin (`sign` 1) or end (`sign` -1) to share this block. */
+/* Updates the number of shared pages when this block begins to be shared by several lists (`sign` 1), or is no longer
+ * shared (`sign` -1). */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the counts when another block begins (`sign` 1) or ends (`sign` -1) to have a page of this block. */
+/* Updates the counts when a page of this block is put into another block too (`sign` 1), or is removed from all other
+ * blocks (`sign` -1). */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;

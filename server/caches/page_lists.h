@@ -11,7 +11,7 @@
  * the block. A page is shared if its block is shared or another block has it, too. The numbers of references are
  * updated at each change.
  *
- * Not thread-safe: table.c has the lock. */
+ * The functions are not thread-safe: call them with the lock of table.c held. */
 #ifndef PAGE_LISTS_H
 #define PAGE_LISTS_H
 

@@ -2,8 +2,8 @@
  * granules from where the last search ended.
  *
  * If all caches have one shape, their pages have one size: the next granules are then nearly always free, and the
- * search ends at once. Otherwise the search skips a word of bits in one step if all its granules are in use. A search
- * over all PAGES_GRANULES takes a millisecond. */
+ * search ends at once. If caches have several shapes, the search may take longer. It skips a word of bits in one step
+ * if all granules of the word are in use. A search over all PAGES_GRANULES takes a millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>

@@ -3,12 +3,12 @@
  *   memory:  | granule | granule | granule | granule | granule | granule | ...
  *            |<-------- a page -------->|<-------- a page -------->|  free
  *
- * A page is a run of granules, as many as its cache needs. Its number is that of its first granule, and its address is
- * base + number * granule. Caches of all shapes therefore share one memory, and a kernel finds a page of any size by
- * one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
+ * A page is a run of granules, as many as its cache needs. The number of a page is the number of its first granule, and
+ * its address is base + number * granule. Caches of all shapes therefore share one memory, and a kernel finds a page of
+ * any size by one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
  *
  * A page is counted by references, because forked caches share it (page_lists.h). No function here touches the memory
- * itself, which may be a GPU's. Not thread-safe: table.c has the lock.
+ * itself, which may be a GPU's. The functions are not thread-safe: call them with the lock of table.c held.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef PAGES_H
@@ -22,7 +22,7 @@ struct pages;
 
 /* Makes a pool of `bytes` bytes, rounded to whole granules. NULL: out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
-void pages_free(struct pages *pages); /* does nothing if `pages` is NULL */
+void pages_free(struct pages *pages); /* frees the pool's tables; does nothing if `pages` is NULL */
 
 /* Returns the granule size for a pool of `bytes` bytes: a power of two, at least 4 KiB, with at most PAGES_GRANULES
  * granules in the pool. */
@@ -33,7 +33,7 @@ size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
 /* bytes of the pool that are in pages; a page counts once, however many caches share it */
 size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);
-/* number of shared pages: those with several references, plus the sum of all calls of pages_share_more() */
+/* number of shared pages: those with several references, plus the sum of `more` over all calls of pages_share_more() */
 int64_t pages_shared(const struct pages *pages);
 
 /* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
@@ -51,8 +51,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference: their number is in
- * one block of page numbers, but several lists share this block. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have one reference and are shared:
+ * a block of page numbers has them, and several lists share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -12,9 +12,9 @@
  *    pages belong to one account.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
  *    is set.
- * 6. Work under the lock does not take longer if there are more caches, or longer ones. But taking and freeing pages
- *    may take as long as the request that filled them, and at most once a second all caches are searched for expired
- *    ones (`expires_ms`). */
+ * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
+ *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
+ *    caches are searched for expired ones (`expires_ms`). */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -116,8 +116,8 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the memory of the pool (for the pages of caches on one device), or waits for a thread that is doing so. The
- * lock is released meanwhile (invariant 5). The pool's table of pages is made first, because if that failed later,
- * memory that the device gave would be lost. */
+ * lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were made last and failed,
+ * the device's memory would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
@@ -434,9 +434,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room, among all pools or (`open`) only among those whose memory is
- * allocated; -1: there is none. A cache that is still empty counts as if it had the average size of the pool's other
- * caches. Otherwise many caches that are made empty would all be put in one pool. */
+/* Returns the number of the pool with the most free room; -1: there is none. With `open`, only pools whose memory is
+ * allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise many
+ * new caches, which are all empty, would be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -456,8 +456,9 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Returns the pool with the most free room, with its memory allocated. If its device has no memory for it, returns
- * another pool, whose memory is allocated already. The function may release the lock for a time. */
+/* Makes sure that a new cache can be put in a pool: allocates the memory of the pool with the most free room. If the
+ * pool's device has no memory for it, another pool whose memory is allocated already will do. The function may release
+ * the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

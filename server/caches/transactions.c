@@ -49,7 +49,8 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that the cache of row `row` has the same shape and device as that of row 0. */
+/* Checks that the cache of row `row` (its index in the transaction) has the same shape and device as the cache of row
+ * 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -226,9 +227,9 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Checks that the pool has room for `count` pages and that the account may have them. The text of a refusal says what
- * is in use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the account's
- * share is smaller than the pages. */
+/* Checks that the pool has room for `count` pages and that the account may have them. The error text names the size of
+ * these pages, and how much of the pool or share is in use already. TOO_LARGE: waiting will not help, because the pool
+ * or the account's share is smaller than the pages. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;

@@ -40,7 +40,7 @@ static proto_error refusal_of(const struct request *request, int status)
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
     /* an answer 400 without a problem document (an error as JSON) is about invalid framing, never about an invalid
-     * body, so INVALID_REQUEST is not considered */
+     * body, so the loop skips INVALID_REQUEST */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -48,7 +48,7 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* A run of more hexadecimal digits than this may be a secret id. */
+    /* If a path has more successive hexadecimal digits than this number, they may be a secret id. */
     SECRET_DIGITS = 16,
     /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
      * digits of a cache's id stay secret. */
@@ -73,8 +73,8 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* Upper bounds in bytes: of the values in a log line that clients or the operator chose (path, token, pointer), escaped
- * and with the NUL, and of all other words of the line together. */
+/* Upper bounds in bytes for parts of a log line. The first three bound the escaped values, with their NUL, that clients
+ * or the operator chose: path, token, pointer. The last bounds all other words of the line together. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
@@ -92,7 +92,7 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
 /* Writes a line such as this one:
  * method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
  * token="team-a" code=invalid-request pointer="/k/shape/2"
- * The line of a problem that was cut over several devices also has their number, such as parts=4. */
+ * If several devices computed parts of one attention problem, the line also has the number of parts: parts=4. */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -152,9 +152,9 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts clients that left, with three exceptions. If the client left while its request waited, the main thread
-         * has counted it. If a connection ended within a head, there was no request. If libmicrohttpd answered 400, the
-         * request was refused. */
+        /* Counts a client that closed its connection before it had the answer, with three exceptions. If the request
+         * was waiting then, the main thread has counted the client. If the headers were incomplete, there was no
+         * request. If libmicrohttpd answered 400, the request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }

@@ -1,14 +1,15 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
  * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
- * input tensors, which are no longer needed. So no memory is allocated, and the bytes are in the CPU's cache when they
- * are sent. If the inputs are large, the answer gets memory of its own, and the next request can use the inputs' memory
- * before this answer is sent. A large answer is encoded block by block while it is sent, and never exists as a whole.
- * In all cases the length is known before the first byte is sent, as Content-Length.
+ * input tensors, which are no longer needed. This needs no further memory, and the answer's bytes are in the CPU's
+ * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
+ * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
+ * never exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
+ * Content-Length.
  *
- * If there is no memory for an answer, the client gets status 503, and the contexts (saved forwards) that the request
- * used are as they were before the request. If the request has already changed something, in a cache or by a route's
- * handler, the connection is closed without an answer instead. The client then knows that the change may have
+ * If there is no memory for an answer, the client gets status 503. The contexts (saved forwards) that the request used
+ * are then as they were before the request. But if the request has already changed something (in a cache, or by a
+ * route's handler), the connection is closed without an answer. The client then knows that the change may have
  * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"
@@ -149,8 +150,8 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* true: nobody else has a reference to the job, so the answer may overwrite the job's memory; false: a context
-     * (saved forward) also holds the job */
+    /* True: only this request has a reference to the job (the tensors of its problems), so the answer may overwrite the
+     * job's memory. False: a context (saved forward) has a reference too. */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
@@ -165,9 +166,8 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* The result is not tested: if the answer's memory cannot be counted as staging memory (memory for tensors), the
-     * answer is sent nevertheless. It exists already, and is not longer than the staging memory that was just
-     * released. */
+    /* The result is not tested: an answer whose bytes exceed the limit of staging memory (memory for tensors) is sent
+     * nevertheless. The answer exists already, and is not longer than the staging memory that was just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
@@ -195,8 +195,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory (memory for tensors) is short, the answer is sent in smaller blocks, of a size that every
-         * connection may use. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in smaller blocks. Each connection may
+         * use a block of that size without counting it. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
@@ -263,8 +263,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* fills the contexts (saved forwards) before the answer is made: each holds a reference to the job, so the
-         * answer does not overwrite the job's memory */
+        /* The contexts (saved forwards) are filled before the answer is made. Each of them then holds a reference to
+         * the job, so the answer does not overwrite the job's memory. */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);

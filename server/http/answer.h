@@ -1,5 +1,5 @@
 /* answer.h: makes the response that libmicrohttpd sends for a request in the state ANSWERING: tensors, a problem
- * document, or the text of a handler. */
+ * document (an error as JSON), or the text of a handler. */
 #ifndef ANSWER_H
 #define ANSWER_H
 

@@ -43,7 +43,8 @@ enum {
 /* ---- What is decided before the body's first byte ---------------------------------------------------------------- */
 
 /* Called by the parser when a body needs more memory than it has. The memory is doubled, up to the announced size of
- * the body. If there is no room for that, only the needed bytes are added. */
+ * the body. If staging memory has too little room for twice the size, only the bytes that the parser needs are
+ * added. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -64,9 +65,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 }
 
 /* Reserves what a body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser. The
- * memory holds the inputs, and a third more for the outputs. If too much memory is leased for bytes that have not
- * arrived (staging.h), none is leased here, and the parser leases some when it reads its first value. Leasing a large
- * block only reserves addresses; the system provides pages at the first access. */
+ * memory holds the inputs, and a third more for the outputs. If too much memory waits for bytes of other bodies
+ * (staging.h), none is leased here. The parser then leases memory when it reads its first value. Leasing a large block
+ * only reserves addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -89,8 +90,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* memory is leased before the bytes arrive only if the body is uncompressed, because the length of a compressed
-         * body does not tell its unpacked size */
+        /* Memory is leased before the bytes arrive only if the body is uncompressed: the length of a compressed body
+         * does not tell its unpacked size. */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -122,8 +123,8 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
     return status;
 }
 
-/* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that other connections
- * have their turn. Sets *count to the number of packed bytes that are left. */
+/* Unpacks and decodes a piece of a compressed body, but stops after about UNPACK_TURN_BYTES, so that this thread can
+ * serve its other connections. Sets *count to the number of compressed bytes that were not used. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -226,9 +227,9 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Ends a cache transaction that began in this thread: its caches have grown, or stay as they were if the request
- * failed. If requests are queued, the main thread is told, because some of them may wait for the end of this
- * transaction. */
+/* Ends the transaction in which a request appends keys and values to caches, if this thread began it. If the request
+ * failed, the caches stay as they were before the transaction. If other requests are queued, the main thread is told,
+ * because some of them may wait for the end of this transaction. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -236,9 +237,9 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request a flow, to which its device time is charged: that of its token, or on a server without tokens that
- * of its connection. If there was no memory for the connection's flow, the request has none; all jobs without a flow
- * share one in the queue. */
+/* Gives the request a flow (an account of used device time). On a server with tokens, each token has a flow. On a
+ * server without tokens, each connection has one. If there was no memory for the connection's flow, the request has
+ * none. The queue treats all jobs without a flow as one flow. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;
@@ -264,9 +265,9 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* If checking the body is quick, checks it and makes its job in this thread. Otherwise leaves both to the main thread,
- * which lets the body be checked in pieces; request->job is then NULL. Returns false if the answer is already decided,
- * because the request failed, every item (problem) was refused, or a handler answers. */
+/* If a check of the body is quick, this thread checks the body and makes its job (the work for a device). If not, the
+ * main thread does so later, in short pieces, and request->job stays NULL. Returns false if the answer is already
+ * decided: the request failed, every item (problem) was refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -287,8 +288,8 @@ static enum inline_outcome run_here(struct request *request)
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
-/* Call this when the job has ended in this thread. Writes the job's shared memory, ends its cache transaction and
- * answers. */
+/* Call this when the job has ended in this thread. Writes those outputs that the client wants in its shared memory,
+ * ends the job's cache transaction, and answers. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
@@ -299,8 +300,8 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* Gives the request to the main thread, which lets its body be checked, or queues its job. `late`: the job runs on a
- * device already, and the main thread only waits for its end. */
+/* Gives the request to the main thread. The main thread has the body checked if that was not done yet, and otherwise
+ * queues the job. `late`: the job runs on a device already, and the main thread only waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -314,9 +315,9 @@ static enum MHD_Result hand_over(struct request *request, bool late)
         return answer_now(request, false);
     }
 
-    /* From here on the main thread may see the request. Two threads must not miss each other here: this thread first
-     * counts the request as suspended and then reads `stopping`, while the main thread first sets `stopping` and then
-     * reads the count. So at least one of them sees what the other did. */
+    /* From here on the main thread may see the request. This thread first counts the request as suspended and then
+     * reads `stopping`. The main thread, when it stops the server, first sets `stopping` and then reads the count. At
+     * least one of the two threads therefore sees what the other wrote. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -343,7 +344,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* the body came too slowly, and the sweep over connections has just cut the connection */
+                          /* if this fails: the body came too slowly, and the main thread has just cut the connection */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
@@ -355,7 +356,7 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_BEGAN:
     case INLINE_LOST:
         /* Nothing runs yet, so the job goes to the queue. INLINE_BEGAN: the cache transaction of the job has begun.
-         * INLINE_LOST: the device job->part.device is lost. */
+         * INLINE_LOST: the device that should have computed the job (job->part.device) has failed. */
         break;
     }
     return hand_over(request, false);

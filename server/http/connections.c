@@ -1,7 +1,7 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the main thread may cut
- * it, and libmicrohttpd's notification CLOSED removes it. Invariants:
+ * The HTTP thread of a connection sets the connection's phase and progress. The main thread sweeps over the table and
+ * cuts slow connections. libmicrohttpd's notification CLOSED removes a connection. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
  * 2. The sweep cuts a connection by a compare-and-swap of its phase: from the phase in which it was too slow, to CUT.
@@ -9,9 +9,9 @@
  * and stops.
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
- * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
- * socket without a report. The phase of this connection then stays ADDED, although its descriptor number belongs to no
- * socket or to another one. */
+ * libmicrohttpd reports the connections that it starts to serve. If libmicrohttpd has no memory for a connection, it
+ * closes the socket without a report. The connection then stays in the table in phase ADDED, although its descriptor
+ * number belongs to no socket or to another one. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -206,8 +206,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* this code has no limit for the other phases: in WORK the request's deadline is the limit, in CUT the socket is
-     * shut down, and in ADDED the connection is not served yet */
+    /* The other phases have no time limit here. In WORK the request's deadline is the limit. In CUT the socket is shut
+     * down already. In ADDED the connection is not served yet. */
     default: return false;
     }
 }
@@ -219,8 +219,8 @@ static bool has_unread(const struct connection *connection)
 }
 
 /* True if the server has read all that this client has sent, and the connection is idle or the client has never sent a
- * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket it cannot tell: the result is
- * false, and the deadline of the head decides. */
+ * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket the kernel cannot tell, so the
+ * result is false, and the connection stays open until the time limit for its head. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -250,8 +250,8 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
 }
 
 /* True if the client has closed its side of the connection, in a phase in which no answer can follow. epoll may not
- * report this: if the client's FIN (the end of its bytes) arrives together with its last bytes, there is no event for
- * the FIN. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+ * report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no event of
+ * its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -265,8 +265,9 @@ static bool has_left(struct connection *connection, int phase)
 }
 
 /* True if nothing happens on the connection and it delays the end of a drain (the server finishes requests before it
- * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
- * might send a request just when the connection is closed, and would not know whether it may repeat the request. */
+ * stops). An idle connection is closed only when no connection has had a request for a while. If it were closed
+ * earlier, a load balancer might be sending a request just then, and would not know whether it may repeat the
+ * request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {

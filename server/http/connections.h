@@ -4,9 +4,10 @@
  * connection therefore records its phase and when that phase began, and a sweep on the main thread cuts connections
  * that are too slow.
  *
- * The sweep also finds clients that left in the middle of a request. When recv() returns less than it has room for,
- * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN (the end of its
- * bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice it. */
+ * The sweep also finds clients that closed their connection in the middle of a request. When recv() returns less than
+ * it has room for, libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN
+ * (the end of its bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice
+ * it. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -62,18 +63,18 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Two counters that include this connection from connections_add() to connections_remove(): that of its HTTP
-         * thread, and that of its web server. A pointer may be NULL. */
+        /* Two counters of connections, one of this connection's HTTP thread and one of its web server. Both include the
+         * connection from connections_add() to connections_remove(). A pointer may be NULL. */
         *tallies[2];
-    /* On a server without tokens: the flow to which the device time of this connection's requests is charged, a
-     * reference. NULL: no request on this connection has computed yet. */
+    /* On a server without tokens: a reference to the flow (account) to which this connection's requests charge device
+     * time. NULL: no request on this connection has computed yet. */
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
     /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
-    /* A counter of connections that were cut to make room for others and are not removed yet, if this connection is one
-     * of them. NULL: it is not. */
+    /* If this connection was cut to make room for another one: a counter of such connections, which includes it until
+     * it is removed. NULL: the connection was not cut for this reason. */
     _Atomic int *leaving;
 
     /* What the last sweep over all connections saw: the connection's state, since when it has not changed, and whether
@@ -90,13 +91,13 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND, to which 1 ms is added for each KiB that was received or sent. So a
+        /* Longest time in phase BODY or SEND. The limit grows by 1 ms for each KiB that was received or sent, so a
          * transfer at 1 MiB/s or more never takes too long. */
         transfer_ms;
 };
 
-/* The largest number of connections that one search for connections to close lists. A search takes 0.1 ms, but new
- * connections come in bursts, so one list serves for many of them. */
+/* A search for connections that may be closed lists at most this many. A search takes 0.1 ms. New connections come in
+ * bursts, so one list serves for many of them. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -119,7 +120,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* time of the last search for connections that may be closed, if that search found none; 0: it found some */
+    /* if the last search found no connection that may be closed: the time of that search; otherwise 0 */
     int64_t looked_ms;
 };
 
@@ -163,13 +164,14 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* time at which a client last sent something, on any connection */
 };
 
-/* Cuts connections that are too slow. `drain_limits` (may be NULL): the server finishes its requests before it stops,
- * and connections that delay this are cut too. A plain (not TLS) client that was sending is answered 408 first. Returns
- * the number of connections that were cut. */
+/* Cuts connections that are too slow. If `drain_limits` is not NULL, the server drains (finishes its requests before it
+ * stops), and connections that delay the end of the drain are cut too. A plain (not TLS) client that was sending is
+ * answered 408 first. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,
- * and while its head is not complete. Without `tokens` only idle connections may be cut. With `tokens` the order is:
+ * and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false), only idle
+ * connections may be cut. If they need one, the order is:
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS
@@ -179,9 +181,9 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 
-/* Writes the problem document of `error` directly to the socket and shuts the socket down. It is meant for errors
- * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is
- * NULL, a new id is made. */
+/* Writes the problem document of `error` directly to the socket and shuts the socket down. Use this function for errors
+ * that libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is NULL, a
+ * new id is made. */
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

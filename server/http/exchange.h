@@ -1,6 +1,6 @@
-/* exchange.h: one exchange of HTTP. It has what HTTP needs about a request: how it arrived and how its answer is sent.
- * The struct request inside it says what must be computed. An exchange belongs to its HTTP thread; the main thread and
- * the devices see only the request. */
+/* exchange.h: an exchange is one request and its answer over HTTP. The struct has what HTTP needs: how the request
+ * arrived and how its answer is sent. Its member `request` says what must be computed. An exchange belongs to its HTTP
+ * thread; the main thread and the devices see only the request. */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 
@@ -14,9 +14,9 @@ struct connection;
 struct http_server;
 struct route_body;
 
-/* The step of a request that its HTTP thread has reached. The thread must remember it, because libmicrohttpd calls one
- * function with similar arguments for every event: its call after a suspended connection is resumed looks the same as
- * its call at the end of the body. */
+/* The step of a request that its HTTP thread has reached. The thread must remember the step, because libmicrohttpd
+ * calls one function for every event. Its call after a suspended connection is resumed has the same arguments as its
+ * call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,   /* the headers have arrived, but are not checked yet */
     STEP_DECODE, /* the bytes of the body go to the parser */

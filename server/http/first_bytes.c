@@ -19,8 +19,8 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* for each socket, indexed by descriptor: PLAIN or TLS, as its port is, with the bit BEGINS until its first bytes
- * arrive */
+/* for each socket, indexed by its descriptor: whether its port is PLAIN or TLS. The bit BEGINS is also set until the
+ * socket's first bytes arrive. */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 

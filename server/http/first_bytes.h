@@ -33,7 +33,7 @@ void first_bytes_expect(int fd, bool tls);
  * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
 void first_bytes_tell_in_tls(void);
 
-/* State for limiting the log lines about one kind of event to one a minute. */
+/* A counter of one kind of event, which limits the log lines about these events to one a minute. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;

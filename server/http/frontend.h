@@ -31,8 +31,8 @@ attn_status frontend_open(struct frontend *frontend, attn_error *err);
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
 /* Returns the functions of the frontend that the main thread may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
-/* Stops accepting connections, and cuts all open connections, none of which may be suspended. Call this also after a
- * failed start. */
+/* Stops accepting connections, and cuts all open connections. No connection may be suspended at this time. Call this
+ * also after a failed start. */
 void frontend_close(struct frontend *frontend);
 /* frees the frontend; call it after frontend_close() and the end of the event loop */
 void frontend_clear(struct frontend *frontend);

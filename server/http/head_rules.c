@@ -1,6 +1,6 @@
-/* head_rules.c: one function for each rule about the head of a request. They are checked in the order in which clients
- * expect them: path, method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the
- * request is cut to QUOTED_BYTES. */
+/* head_rules.c: one function for each rule about the head of a request. The rules are checked in this order: path,
+ * method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the request is cut to
+ * QUOTED_BYTES. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 
@@ -193,8 +193,8 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Refuses a request that has a query in its URL and is not a GET. Otherwise a client that writes options into the URL
- * would get an answer that ignores them. */
+/* Refuses a request that has a query in its URL and is not a GET. Without this rule, a client that writes options into
+ * the URL would get an answer that ignores these options. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

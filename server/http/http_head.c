@@ -41,7 +41,7 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* Copies the value of header i, without the white space behind it, into `room`. That is as large as the largest head,
+/* Copies the value of header i, without the white space behind it, into `room`. `room` is as large as the largest head,
  * so all values of a head fit. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
@@ -54,8 +54,8 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Header i may come in several lines, whose values form a list. Appends the value of one more line to that of the lines
- * before. */
+/* Header i may come in several lines, whose values form a list. Appends the value of one more line to the list of the
+ * values so far. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)

@@ -1,8 +1,8 @@
 /* http_head.h: tests whether the head of an HTTP message is unambiguous. libmicrohttpd 0.9.75 accepts heads that a
- * proxy in front of it may read differently, for example with two lengths, with a length and chunks, or with a space
- * before the colon. Attackers use such differences for request smuggling. An ambiguous head is therefore refused here
- * with 400 and the connection is closed, before any other code looks at the request. This file uses no sockets: its
- * caller passes header by header.
+ * proxy in front of it may read differently. Such a head has, for example, two lengths, or a length and chunks, or a
+ * space before a colon. Attackers use such differences for request smuggling. An ambiguous head is therefore refused
+ * here with 400 and the connection is closed, before any other code looks at the request. This file uses no sockets:
+ * its caller passes header by header.
  *
  *   struct http_head f;
  *   http_head_begin(&f, "HTTP/1.1");
@@ -79,8 +79,7 @@ bool http_head_is_method(const char *method);
 bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they
- * are, because a '/' would be taken for a separator and a NUL for the end, and the target would have another
- * meaning. */
+ * are: a resolved '/' would separate two segments of the path, and a NUL would end the text. */
 size_t http_head_unescape(char *text);
 /* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins behind the host. Any other
  * target is a path as a whole. */

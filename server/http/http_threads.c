@@ -14,13 +14,13 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* after this number of periods in a row with uneven load, threads are unpinned; a single one may only mean that a
-     * client's thread has changed its core */
+    /* After this number of periods in a row with uneven load, threads are unpinned. A single such period may only mean
+     * that a client's thread has moved to another core. */
     UNEVEN_LOOKS = 3,
     /* how many milliseconds HTTP threads may run on any core after the load was uneven across cores */
     FREE_MS = 2000,
-    /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
-     * busy thread */
+    /* a connection gets a thread of the core where its packets arrive if that thread has at most this many more
+     * connections than the least busy thread */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -32,8 +32,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. Otherwise several processes
-     * with quotas may share the machine, and all would pin themselves to the first cores. */
+    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. If there is a quota, several
+     * processes may share the machine, and all would pin their threads to the first cores. */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {

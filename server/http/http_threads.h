@@ -63,9 +63,9 @@ void http_threads_clear(struct http_threads *threads);
 /* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). If the threads of
- * this core have a few connections more than the others, connections go to the others until the numbers are equal. So
- * if two client threads connect from one core, before the scheduler moves one of them, they may get threads of
- * different cores. */
+ * this core have a few connections more than the others, connections go to the others until the numbers are equal. If
+ * two threads of a client connect from one core, before the scheduler moves one of them, their connections may
+ * therefore get HTTP threads of different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A

@@ -35,7 +35,7 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts them from
+/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts their number from
  * *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its side or the
  * connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
@@ -59,8 +59,8 @@ static bool is_delivered(int fd)
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* epoll must be told, because the web server may still have a descriptor of this socket: in that case close() alone
-     * would leave the socket in the epoll set. */
+    /* This call removes the socket from the epoll set. close() alone would not remove it while the web server has
+     * another descriptor of the socket. */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -103,7 +103,7 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    /* Few descriptors are left, so the socket is closed now. The end of the answer may be lost. */
+    /* If no descriptor below end_fd is free, the socket is not kept, and the end of the answer may be lost. */
     if (own < 0 || own >= linger->end_fd) {
         if (own >= 0) close(own);
         return;

@@ -1,9 +1,9 @@
 /* lingering_close.h: keeps a socket open for a short time after its connection has ended, while its last answer is not
  * delivered or its client still sends.
  *
- * The problem: if a socket is closed with unread bytes, or bytes arrive after its end, the system sends a reset. The
- * reset discards data that is not delivered yet, such as the end of the last answer. But a client may well send more
- * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413 answer.
+ * The problem: if a socket is closed while it has unread bytes, or bytes arrive after it was closed, the system sends a
+ * reset. The reset discards data that is not delivered yet, such as the end of the last answer. Clients often do send
+ * more bytes, such as the next request of a pipeline, or the rest of a body after a 413 answer.
  *
  * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
  * bytes are dropped. The socket is closed as soon as everything has been delivered or the client has closed too, and at
@@ -23,18 +23,19 @@
 #include "server/base/limits.h"
 
 enum lingering_close_why {
-    LINGER_DELIVER, /* waits until the end of the answer has been delivered */
-    /* drops what the client sends until the client closes its side or a limit is reached, even if the answer is
-     * delivered earlier */
+    LINGER_DELIVER, /* the socket stays open until the end of the answer has been delivered */
+    /* the socket stays open, and what the client sends is dropped, until the client closes its side or a limit is
+     * reached, even if the answer is delivered earlier */
     LINGER_DROP,
-    /* waits until the answer is delivered, for a socket that was also shut down for reading (see reset_on_close()) */
+    /* the socket, which was also shut down for reading (see reset_on_close()), stays open until the answer has been
+     * delivered */
     LINGER_CUT,
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of those kept sockets that are still open for reading. epoll_fd is readable when one of them is. -1:
-     * there is no set. */
+    /* Descriptor of an epoll set of those kept sockets that are still open for reading. The descriptor is readable when
+     * bytes have arrived on one of the sockets. -1: there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
     /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for

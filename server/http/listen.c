@@ -2,12 +2,12 @@
  *
  * Invariants
  * 1. A client whose connection cannot be taken gets a reason where that is possible: an answer 503 with Retry-After is
- * written to its socket. At the limit of connections an idle connection is closed to make room, first those that never
- * showed a token (connections_make_room()).
+ * written to its socket. At the limit of connections, one that is idle or never showed a token is closed to make room
+ * (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
  * the backlog would keep waking the main thread for connections that it cannot accept.
- * 3. In one turn, the main thread accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not
- *    wait.
+ * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
+ *    and accepts again.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
  * closed, also between the last accept() and close(), and close() resets the connections in the backlog. The clients of
  * these connections may have sent their requests, and a load balancer may not repeat a request. listener_hide()
@@ -236,8 +236,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. If their number is at its limit, the connection that has been idle for
- * longest is closed to make room. */
+/* True if there is room for one more connection. If their number is at its limit, connections_make_room() closes one of
+ * them. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -347,9 +347,10 @@ void listener_stop(struct listener *listener)
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* The server drains (finishes its requests before it stops), and the listener is closed before the drain ends.
-     * Otherwise it would accept clients meanwhile, and reset them at the end. A load balancer whose connection is
-     * refused goes to the next server at once. A supervisor keeps its own descriptor of the socket. */
+    /* The listener is closed soon after a drain begins (the server finishes its requests before it stops). If the
+     * listener stayed open, the kernel would take clients during the drain, and reset them at the end. A load balancer
+     * whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the
+     * socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -1,7 +1,6 @@
 /* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its loop, instead of leaving that
- * to libmicrohttpd. This has three advantages: a client over the connection limit gets a 503 and not silence, the
- * server does not spin when file descriptors run out, and a supervisor can keep the sockets while a server is
- * replaced. */
+ * to libmicrohttpd. This has three advantages. A client over the connection limit gets a 503 and not silence. The
+ * server does not spin when file descriptors run out. A supervisor can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -22,7 +21,8 @@ struct listener {
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* the main thread's watch of the socket; NULL: no connections are accepted */
-    bool adopted;             /* true: another process (the supervisor) opened the socket, and holds it too */
+    /* true: another process (the supervisor) opened the socket, and has a descriptor of it too */
+    bool adopted;
     /* time at which listener_retire() was called for this listener; 0: it was not called */
     int64_t retired_ms;
     struct server *server;
@@ -31,7 +31,8 @@ struct listener {
 
 /* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock". The socket is
  * non-blocking and close-on-exec. A file of a unix socket on which no process listens any more is replaced. On an error
- * it returns INVALID with one line of text, which begins with `option`, such as "--listen". */
+ * the function returns INVALID. The text of the error is then one line, which begins with `option`, such as
+ * "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);

@@ -1,13 +1,14 @@
 /* mhd.c: the functions that libmicrohttpd calls at each step of a request.
  *
  *   on_uri         the request line has arrived: makes the request
- *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; keeps no byte of the body before
+ *   on_request     STEP_HEAD      checks framing, route, limits, token and admission, before any byte of the body is
+ *                                 kept
  *                  STEP_DECODE    feeds each piece of the body to the parser; a compressed piece is unpacked first, a
  *                                 limited amount per call
  *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
- *                  (body ends)    checks the body; suspends the connection and posts the request to
- *                  the main thread; or answers
- *                                 a request that was refused or is so small that this thread computed it
+ *                  (body ends)    checks the body. Answers at once if the request was refused, or was so small that
+ *                                 this thread computed it. Otherwise suspends the connection, and the main thread
+ *                                 gets the request
  *                  STEP_WAIT      the connection was resumed: answers
  *   on_completed   the client has the answer, or has left: writes the log line and metrics, frees everything */
 #include "server/http/mhd.h"
@@ -128,8 +129,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the wait of a request whose connection was suspended: the main thread has resumed it, or the connection broke
- * after that. */
+/* Ends the wait of a request whose connection was suspended and then resumed by the main thread. Since then, the
+ * connection may have broken. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -277,8 +278,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd closes a connection without calling on_completed() in two cases: 1.0.1 when a chunk's head is
-         * longer than its buffer, and 0.9.75 at the second fault in a head. The memory of the request's head is free by
+        /* libmicrohttpd 1.0.1 closes a connection without calling on_completed() when a chunk's head is longer than its
+         * buffer. Version 0.9.75 does so at the second fault in a head. The memory of the request's head is free by
          * then, so method and path must not be read. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;

@@ -45,8 +45,8 @@
 enum { QUIRKS_NO_LIMIT = INT_MAX };
 
 /* Checks two conditions on which the corrections of the quirks depend. libmicrohttpd must call this program's
- * epoll_wait() (quirk 6); otherwise the result is INTERNAL. And the version of libmicrohttpd should be one with which
- * the corrections were tested; otherwise the log gets a line. */
+ * epoll_wait() (quirk 6); otherwise the result is INTERNAL. The version of libmicrohttpd should be one with which the
+ * corrections were tested; for any other version, a line is logged. */
 attn_status mhd_quirks_self_test(attn_error *err);
 
 /* Writes the additional options that a daemon needs in the version of libmicrohttpd that runs. Returns the number of

@@ -41,8 +41,8 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* The status here would be 413, but libmicrohttpd's answer 413 does not fit into the connection's memory either, so
-     * libmicrohttpd answers 500. */
+    /* For the head of a chunk that is too long, libmicrohttpd wants to answer 413. This answer does not fit into the
+     * connection's memory either, so libmicrohttpd answers 500. */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };

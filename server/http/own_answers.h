@@ -1,9 +1,9 @@
 /* own_answers.h: replaces the error pages that libmicrohttpd sends without calling attnd.
  *
- * libmicrohttpd refuses a malformed request before attnd gets it, for example if the request line has a space in its
- * target, if a header has no colon, if a Content-Length or a chunk is malformed, or if the request line and headers are
- * too long. Its answer is an HTML page, and this page differs between versions. Version 1.0.1 answers a target with a
- * space by a redirect to the target without the space. Version 0.9.75 sends the head of some answers twice.
+ * libmicrohttpd refuses a malformed request before attnd gets it. Examples are a space in the target of the request
+ * line, a header without a colon, a malformed Content-Length or chunk, and headers that are too long. libmicrohttpd's
+ * answer is an HTML page, which differs between versions. Version 1.0.1 answers a target with a space by a redirect to
+ * the target without the space. Version 0.9.75 sends the head of some answers twice.
  *
  * attnd sends none of these pages. own_answers.c defines the functions with which libmicrohttpd sends bytes, so
  * libmicrohttpd calls these functions and not the system's. (mhd_quirks.c replaces epoll_wait() in the same way.) In

@@ -18,7 +18,7 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* the token's account, held by a reference */
+    struct caller *caller; /* the token's account, to which this struct holds a reference */
     char name
         /* name of a new account: the comment behind the token, otherwise the number of the token's line */
         [METRICS_LABEL_BYTES];
@@ -50,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token an account. A token that is further up in the list, too, or that was in the list `before`, shares
- * the account that it has there. Any other token gets a new account. Returns false when out of memory. */
+/* Gives every token an account. If an earlier line of the list has the same token, or the list `before` has it, that
+ * account is used. Any other token gets a new account. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -114,7 +114,8 @@ static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
     return *length > 0;
 }
 
-/* True if a header can carry all bytes of the token. Returns false if it cannot carry the byte at *at. */
+/* True if a header can carry all bytes of the token. If not, *at is the index of the first byte that a header cannot
+ * carry. */
 static bool is_token(const char *text, size_t length, size_t *at)
 {
     for (*at = 0; *at < length; ++*at)

@@ -58,10 +58,10 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block of staging memory (memory for tensors) for all inputs in shared memory, and a third more for
- * outputs. It is preferably a block that was used before: its pages are mapped already, so it is faster than letting
- * the parser's block grow. If no such block is free, the parser's block grows. Does nothing if the inputs are not
- * larger than the parser's block. */
+/* Inputs in shared memory are copied to the request's block of staging memory (memory for tensors). If that block is
+ * small and too short, leases a longer one with room for all inputs, and a third more for outputs. The pool prefers
+ * blocks that were used before, because their pages are mapped already. If no block can be leased now, the request's
+ * block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -176,7 +176,7 @@ static attn_status make_job(struct request *request, struct check_result *result
 
 /* Refuses a request at once if its work exceeds --max-seconds, or cannot be done before its deadline. --max-seconds is
  * compared with the expected time of the work. The deadline is compared with the least time that the work can take, so
- * that no request is refused that might still be done in time. */
+ * a request that might still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;
@@ -184,8 +184,8 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* Computing the exact results of all rows would take a device more than half of the time that is left. So the judge
-     * on the CPU computes those of some rows instead. */
+    /* If a device would take more than half of the remaining time to compute the exact results of all rows, the judge
+     * on the CPU (kernels/judge/judge.h) computes the exact results of some rows instead. */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

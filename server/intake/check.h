@@ -1,17 +1,17 @@
 /* check.h: checks a complete request body, and makes from it a job that can run, or refuses it.
  *
- * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. So
- * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the main thread
- * (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
- * handled in pieces, which alternate with the pieces of other requests. */
+ * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. A
+ * small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's threads, for
+ * the main thread (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared
+ * memory are therefore handled in pieces, which alternate with the pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
 #include "server/work/request.h"
 
-/* The result of checking a body. While another thread checks a request, the main thread may refuse that request. So the
- * checking thread changes only the request's parser, memory (also shared memory) and job, and writes everything else to
- * this struct. */
+/* The result of checking a body. While another thread checks a request, the main thread may refuse that request. The
+ * checking thread therefore changes only the request's parser, memory (also shared memory) and job, and writes
+ * everything else to this struct. */
 struct check_result {
     bool failed; /* true: `error` and `why` say what is wrong */
     proto_error error;
@@ -35,9 +35,9 @@ bool check_piece(struct request *request, struct check_result *result, int64_t u
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the earlier of two deadlines: that of the server's time limit, which begins at the last byte of the body, and
- * that of the client's time limit, which begins at the first byte. `call` may be NULL while the time limit in the body
- * is unknown. */
+/* Returns the request's deadline. The server's time limit runs from the last byte of the body, and the client's time
+ * limit from the arrival of the request line. The earlier end of the two counts. `call` may be NULL while the time
+ * limit in the body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 
 #endif

@@ -7,9 +7,9 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * If a client wants outputs in its registered range of a GPU's memory, they lie there instead. Every tensor here starts
- * on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies
- * each piece at once. */
+ * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
+ * starts on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory
+ * copies each piece at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -48,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context): except dout, dlse and the wanted gradients, its tensors are
- * those of the forward. */
+/* Completes the backward of a saved forward (context) with the forward's tensors and options. Only dout, dlse and the
+ * wanted gradients come from the request of the backward. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -132,7 +132,7 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The
+/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops different elements. The
  * seed is below 2^53, so that JSON readers that store numbers as doubles do not change it. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
@@ -254,7 +254,8 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
 
 /* Returns the bytes of device memory that a job needs for its kernels and for its exact outputs (truths, in float64),
  * without the outputs themselves. In a check the truth is an output. `workspace`: bytes of scratch memory that the
- * kernels need; computing the truth reuses it. Items are verified one after the other, so the largest truth counts. */
+ * kernels need; computing the truth reuses it. Items (problems) are verified one after the other, so only the largest
+ * truth counts. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -318,8 +319,9 @@ static void add_truth(struct job *job, int index, double *most)
 }
 
 /* Decides whether a device computes the exact results (truth, in float64) of a check, and adds the check's cost to the
- * job. Returns the bytes among the outputs that they take; 0: no device computes them. A check adapts to the time that
- * it has, but needs exact results of at least some rows. */
+ * job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes them. For the judge
+ * on the CPU, the cost is at most PREPARE_JUDGE_S, because a judge with little time computes exact results of some rows
+ * only. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -330,7 +332,7 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds to the job's cost the time that it takes to count the pairs of a query and a key of an item (problem), see
+/* Adds to the job's cost the time to count pairs of a query and a key in an item (a problem of the body); see
  * attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
@@ -340,7 +342,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that it is not too much work to count the pairs of a query and a key of this item (problem). */
+/* Checks that it is not too much work to count pairs of a query and a key in this item (a problem of the body). */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -352,7 +354,7 @@ static attn_status check_count(struct job *job, const proto_item *item, attn_err
     return ATTN_OK;
 }
 
-/* Returns the priority of a body. If the body has several problems, it is that of the most urgent one. */
+/* Returns the priority of a body. If the body has several problems, the priority of the most urgent problem counts. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;
@@ -389,9 +391,9 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes, among the outputs, for numbers that a device finds beside the results. They are numbers to check
- * the lse that the client of a backward gives, or differences of a forward's outputs from their exact values. No job
- * has both. */
+/* Returns how many bytes of the outputs' memory are for numbers that a device computes in addition to the results.
+ * Either these numbers check the lse that the client of a backward gives, or they are differences between a forward's
+ * outputs and their exact values. No job has both. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -403,7 +405,8 @@ static size_t found_bytes(const struct job *job)
 }
 
 /* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
- * exact results of checks, *bytes becomes 0, and the judge on the CPU computes them later. */
+ * exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h) computes these results
+ * later. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */

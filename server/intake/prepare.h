@@ -4,8 +4,8 @@
 
 #include "server/work/job.h"
 
-/* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, gives outputs
- * their memory, plans the kernels, estimates the work. If item i (a problem of the body) fails, its error is in
+/* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, allocates memory
+ * for outputs, chooses the kernels, and estimates the work. If item i (a problem of the body) fails, its error is in
  * call->items[i].error. If the body is an envelope, which holds several problems, this error is answered in the item's
  * place. For any other body, prepare_job() returns the error. Errors of the whole job: BUSY (no memory for the
  * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */

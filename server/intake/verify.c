@@ -1,5 +1,5 @@
-/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`, and limits the CPU's work for this
- * and for checking an lse (attn_verifier of kernels/judge/verify.c, attn_check_lse() of kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. Limits the CPU's work for verifying
+ * (attn_verifier of kernels/judge/verify.c) and for checking an lse (attn_check_lse() of kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -47,8 +47,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines what it takes a device to compute the exact outputs (truth, in float64) of an item. False: devices do not
- * compute them, or there is nothing to compute. */
+/* Determines the time and the memory that a device needs for the exact outputs (truth, in float64) of an item
+ * (problem). False: devices do not compute exact outputs, or there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -91,8 +91,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of the exact values (float64) of one result, rounded up so that others can follow behind them. 0:
- * these values are not wanted. */
+/* Returns the bytes of the exact values (float64) of one result, rounded up so that the values of another result can
+ * follow. 0: these values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;

@@ -1,7 +1,7 @@
-/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
- * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
- * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
- * libuv's threads (sched/finish.h). The CPU may be slow, so its work is bounded.
+/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for the
+ * member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. If a
+ * device does this, it recomputes all rows (device/truth.c). Otherwise the CPU recomputes rows in pieces, on libuv's
+ * threads (sched/finish.h). The CPU may be slow, so its work is bounded.
  *
  * A device may also compute the truth for a check: the exact results, in float64, with which a judge compares the
  * client's results. */
@@ -11,12 +11,12 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides where the outputs of an item are verified. A device does it (job->truths) if devices can compute the exact
- * outputs in float64 and the request wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the
- * rows, but only if no tensor is in a GPU's memory. *left is how much of VERIFY_MAX_MULTIPLY_ADDS the earlier problems
- * of the body have left; a device takes nothing of it. UNSUPPORTED: the work exceeds the CPU's bounds and no device can
- * do it, or the item is not a forward whose answer contains `out`. INVALID: tensors are in the memory of a GPU that
- * cannot verify. */
+/* Decides where the outputs of an item are verified. A device verifies them (job->truths) if devices can compute the
+ * exact outputs in float64, and the request wants all rows, or more rows than the CPU may verify. Otherwise the CPU
+ * verifies the rows, but only if no tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that
+ * earlier problems of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: the work exceeds the
+ * CPU's bounds and no device can do it, or the item is not a forward whose answer contains `out`. INVALID: tensors are
+ * in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
 /* Checks that the CPU may verify item number `index` of the job: the item is a forward with `out`, its tensors are in
@@ -25,24 +25,24 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how
- * many bytes they take among the outputs. 0: the judge on the CPU computes them itself, for some rows if the problem is
- * large. It does so if devices do not compute them, if only a GPU can read the tensors, or if judge_wants() returns
- * 0. */
+ * many bytes these results take in the memory of the outputs. 0: the judge on the CPU computes them itself, for some
+ * rows if the problem is large. The CPU does so if devices do not compute exact results, if only a GPU can read the
+ * tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
 /* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
  * *at. */
 void verify_place_checks(struct job *job, char **at);
-/* Lets the judge on the CPU compute the exact results for all checks of the body. Call this before the job is
- * queued. */
+/* Lets the judge on the CPU (kernels/judge/judge.h) compute the exact results for all checks of the body. Call this
+ * before the job is queued. */
 void verify_drop_checks(struct job *job);
 
 /* Writes the verification result of an item, from the differences that a device has found between its outputs and the
  * exact ones. False: the device does not compute exact outputs, or was not told to do so for this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
-/* Checks the lse that the client of a backward or an observe gives, before it runs. INVALID: this lse cannot belong to
- * the scores (attn_check_lse()). If only a device can read q or k, this function only chooses some rows (job->lse). The
- * device then computes the lse of these rows, and verify_found_lse() compares the given lse with it. */
+/* Checks the lse that the client gives with a backward or an observe, before the request runs. INVALID: this lse cannot
+ * belong to the scores (attn_check_lse()). If only a device can read q or k, this function only chooses some rows
+ * (job->lse). The device then computes the lse of these rows, and verify_found_lse() compares the given lse with it. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);
 attn_status verify_found_lse(const struct job *job, attn_error *err);
 

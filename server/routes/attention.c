@@ -24,8 +24,8 @@ const struct route_body attention_bodies[] = {
     { NULL, NULL, NULL, NULL },
 };
 
-/* Ranges of the options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options for scores are
- * in ATTN_SCORE_OPTION_MAP; a value of 0 turns an option for scores off. */
+/* Ranges of the options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options that change
+ * scores (such as softcap) are in ATTN_SCORE_OPTION_MAP. A value of 0 turns such an option off. */
 static const struct {
     const char *name;
     double least, most;
@@ -45,8 +45,8 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* Writes the schema of a tensor of a merge's part (results for some of the keys), or of that tensor's gradient, as a
- * member. */
+/* A merge takes parts (each has results for some of the keys). Writes the schema of a part's tensor, or of the tensor's
+ * gradient, as a member. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
@@ -66,7 +66,8 @@ static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
     json_raw(j, "}}");
 }
 
-/* Writes the schema of a tensor as a member, 'q':{...}. It cannot express all rules; the server checks the others. */
+/* Writes the schema of a tensor as a member, 'q':{...}. A schema cannot express all rules for a tensor; the server
+ * checks the other rules. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
@@ -83,8 +84,8 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* If several dtypes are allowed, the schema lists them here. If only one is allowed, the text of the shape names
-     * it. */
+    /* If the tensor may have several dtypes, the description lists them here. If it may have only one, the text from
+     * attn_tensor_shape() has named it. */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -221,8 +222,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem and, if `context`, also one to the schema of a backward that names a
- * saved forward (a context) in place of its tensors. */
+/* Writes a reference to the schema of a problem. If `context`, also writes a reference to the schema of a backward that
+ * names a saved forward (a context) instead of sending the forward's tensors. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);

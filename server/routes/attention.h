@@ -1,5 +1,5 @@
 /* attention.h: the content types of routes whose bodies contain tensors, and the schemas of their requests and answers.
- * Jobs (work/job.h) do the work of these routes, so the routes have no handler. */
+ * A route whose operation a device computes (work/job.h) has no handler. */
 #ifndef ROUTES_ATTENTION_H
 #define ROUTES_ATTENTION_H
 

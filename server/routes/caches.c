@@ -14,7 +14,7 @@
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");
 
-/* Copies the id from the path. An id of another length belongs to no cache. */
+/* Copies the cache's id from the path. An id that is too long for a cache becomes "", which no cache has. */
 static const char *id_of(const struct request *request, char id[CACHE_ID_BYTES])
 {
     const struct slice *const in = &request->parameters[0];

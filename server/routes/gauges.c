@@ -1,4 +1,4 @@
-/* gauges.c: reads every part of the server once and sets its gauges. */
+/* gauges.c: reads the present numbers of every part of the server, and sets the gauges of /metrics to them. */
 #include "server/routes/gauges.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* gauges.h: sets the gauges of /metrics. Other parts of the server keep the values that the gauges show. */
+/* gauges.h: sets the gauges of /metrics. The numbers that the gauges show are kept by other parts of the server. */
 #ifndef GAUGES_H
 #define GAUGES_H
 

@@ -1,4 +1,5 @@
-/* health.c: a server is ready while its phase is SERVER_READY, a device is usable, and none of its threads is stuck. */
+/* health.c: a server is ready while its phase is SERVER_READY, a device is usable, and no thread of the server is
+ * stuck. */
 #include "server/routes/health.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* info.c: writes /v1/info, which tells programs the state and the abilities of this server.
  *
  * /v1/info is written from the program's tables and a snapshot (struct info_facts). The abilities of a backend are read
- * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info cannot differ from what a
- * request finds. openapi.c holds the schema of this document, and a test compares the two. */
+ * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info lists exactly what
+ * requests can use. openapi.json has the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
@@ -30,7 +30,8 @@
 /* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
 
 /* Returns the feature that a kernel needs for an option of the protocol; 0: none. The option `seed` needs the feature
- * of dropout. The option `layout` only changes strides, and kernels do not see the other options. */
+ * of dropout. The option `layout` only changes strides. All other options that are not in attn_options[] do not reach
+ * kernels. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -39,7 +40,8 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* True if the kernel computes `op`. A decode needs a kernel for pages, because caches consist of pages. */
+/* True if the kernel computes `op`. A decode needs a kernel that reads keys and values from pages, because caches
+ * consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -86,9 +88,9 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
+    attn_kernel all = { 0 }; /* the union of all kernels: has every feature that one of them has */
     /* Merges are computed by one kernel, which is in no table of kernels: every device merges whatever
-     * attn_merge_check() accepts. So all features are listed. */
+     * attn_merge_check() accepts. For merges, all features are therefore listed. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
@@ -177,7 +179,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "token_share_percent", c->token_share },
         { "max_batch", c->max_batch },
         { "batch_window_us", c->batch_window_us },
-        { "split_above_ms", c->split_above_ms }, /* 0: no problem is cut over several devices */
+        { "split_above_ms", c->split_above_ms }, /* 0: no attention problem is divided among devices */
         { "timeout_ms", c->timeout_ms },
         { "body_timeout_ms", c->body_timeout_ms },
         { "body_stall_ms", c->body_stall_ms },

@@ -1,6 +1,6 @@
-/* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables (config
- * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so a new row in
- * one of them appears in the answer without a change here. */
+/* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables: config
+ * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels. A new row in one
+ * of these tables appears in the answer without a change here. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -16,7 +16,7 @@
 
 /* ---- Facts that other parts of the server give ------------------------------------------------------------------- */
 
-/* A snapshot of the server for one answer. Its pointers are borrowed for the call. */
+/* A snapshot of the server for one answer. Its pointers must be valid until info_write() returns. */
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
@@ -35,7 +35,7 @@ struct info_facts {
 /* ---- Writing the document ---------------------------------------------------------------------------------------- */
 
 /* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees.
- * Returns NULL when out of memory. Any thread may call this; it keeps no state. */
+ * Returns NULL when out of memory. Any thread may call this function, which keeps no state. */
 char *info_write(const struct info_facts *facts, size_t *length);
 
 /* Answers GET /v1/info: gathers the facts and writes them. Any thread may call it. */

@@ -1,7 +1,7 @@
 /* json.h: writes JSON as text, for documents whose structure the program knows. (proto-json/ reads the JSON of
  * clients.) cJSON's tree does not suffice here, for two reasons. cJSON stores every number as a double, which cannot
- * hold 18446744073709551615. cJSON allocates memory in some hundred calls, each of which may fail, while here one check
- * at the end is enough.
+ * hold 18446744073709551615. cJSON allocates memory in some hundred calls that may each fail. Here one check at the end
+ * is enough.
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);

@@ -1,13 +1,15 @@
 /* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
- * A model is a name for an operation, such as forward, with a dtype and a mask. There is one for each dtype and for
- * causal masks, because clients such as perf_analyzer can choose only a model's name, shapes and a dtype. These clients
- * send every input that the model's metadata list. So the metadata list only the required inputs, and as optional those
- * that start a sequence. The parameters of a model's configuration list all other inputs.
+ * A model is a name for an operation, such as forward, with a dtype and a mask. Each dtype has models of its own, with
+ * and without a causal mask, because clients such as perf_analyzer can choose only a model's name, shapes and a dtype.
+ * These clients send every input that the model's metadata list. The metadata therefore list only the required inputs.
+ * They also list, marked as optional, the inputs that a request may leave out once its sequence has begun. The
+ * parameters of a model's configuration list all other inputs.
  *
- * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
- * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
- * encoding). The counts only grow. A batch is counted once per model, by the model's first request in the batch. */
+ * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the
+ * time of whole requests. The other names are parts of this time: `queue`, `compute_input` (decoding and copying in),
+ * `compute_infer`, and `compute_output` (copying out and encoding). The counts only grow. A batch is counted once per
+ * model, by the model's first request in the batch. */
 #include "server/routes/kserve.h"
 
 #include <stdatomic.h>
@@ -259,7 +261,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* The parts of a request's time that the statistics of batches have, too: BATCH_PARTS parts, from BATCH_FIRST on. */
+/* Statistics of batches have only some of these parts of a request's time: BATCH_PARTS parts, from BATCH_FIRST on. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {

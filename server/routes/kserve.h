@@ -20,8 +20,8 @@ extern const struct route_body kserve_bodies[];
 void kserve_answer_server(struct request *request, struct answer *answer);   /* GET /v2 */
 void kserve_answer_models(struct request *request, struct answer *answer);   /* GET /v2/models */
 void kserve_answer_metadata(struct request *request, struct answer *answer); /* GET /v2/models/{model} */
-void kserve_answer_ready(struct request *request, struct answer *answer);    /* .../ready */
-void kserve_answer_config(struct request *request, struct answer *answer);   /* .../config */
+void kserve_answer_ready(struct request *request, struct answer *answer);    /* GET /v2/models/{model}/ready */
+void kserve_answer_config(struct request *request, struct answer *answer);   /* GET /v2/models/{model}/config */
 /* answers GET .../stats, for one model or for all models */
 void kserve_answer_stats(struct request *request, struct answer *answer);
 void kserve_answer_index(struct request *request, struct answer *answer); /* POST /v2/repository/index */

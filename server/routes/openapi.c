@@ -14,14 +14,15 @@
  * contains the schemas of answers, written by hand; tests compare them with real answers.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception
- * is the aliases of dtypes, which would give a generated client two names for one value. Where the server is stricter,
- * the description says so: shapes must agree with each other, and each tensor has its dtypes and axes.
+ * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception:
+ * the schemas leave out aliases of dtypes, which would give a generated client two names for one value. Where the
+ * server is stricter than a schema, the description says so: shapes must agree with each other, and each tensor has its
+ * dtypes and axes.
  * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
  * (CACHE_EXAMPLE).
  * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
- * programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
- * name. */
+ * programming language. All tensors have the same schema, and all error responses have the same schema. A schema that
+ * is used twice has a name. */
 #include "server/routes/openapi.h"
 
 #include <assert.h>
@@ -59,9 +60,10 @@ struct document {
 
 /* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
-/* Sets of errors: of every route, of routes with tensors, of routes that compute or change something, and of routes
- * that require a token. The row of a route adds its own errors. The document mentions no errors outside these sets. The
- * error for an unknown path, for example, belongs to no operation. */
+/* Sets of errors that routes have in common: those of every route, of routes with tensors, of routes that compute or
+ * change something, and of routes that require a token. The row of a route adds the errors of this route only. The
+ * document mentions no errors outside these sets. The error for an unknown path, for example, belongs to no
+ * operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
@@ -434,9 +436,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Writes the text that replaces the first mark (such as @paths@) of `at`, and returns the text behind the mark. If a
- * string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a member, the
- * member's value 0 is dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text behind the
+ * mark. If a string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a
+ * member, the member's value 0 is dropped too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];

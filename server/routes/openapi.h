@@ -9,7 +9,7 @@
 #include "server/routes/route.h"
 
 /* Writes the OpenAPI document of these routes. Returns a text of *length bytes with a NUL behind them, which the caller
- * frees. Returns NULL when out of memory. Any thread may call this; it keeps no state. */
+ * frees. Returns NULL when out of memory. Any thread may call this function, which keeps no state. */
 char *openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
                     int route_count, size_t *length);
 

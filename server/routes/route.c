@@ -37,8 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* Finds the value of `method` that the rows for this request have. Rows with GET also answer HEAD. Names of methods are
- * case-sensitive (RFC 9110, 9.1). */
+/* Converts the name of a request's method to the method of the table's rows. HEAD becomes ROUTE_GET, because rows with
+ * GET answer HEAD too. Returns false if no row has the method. Names of methods are case-sensitive (RFC 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {

@@ -6,9 +6,9 @@
  * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
  * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
- * end begins an empty segment, which no pattern has. If several patterns fit, the one is taken that has a fixed text
- * where they first differ. A path is found with any method, so that a 405 answer can list the methods that the path
- * has. */
+ * end begins an empty segment, which no pattern has. If several patterns fit a path, the server takes the pattern that
+ * has a fixed text where the patterns first differ. A path is found even if no row has the request's method, so that a
+ * 405 answer can list the methods of the path. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -57,9 +57,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* The texts that the OpenAPI document has about one route. It does not include what is the same for all routes, or
- * follows from other columns. If the route belongs to an operation, summary, description and answer are NULL, because
- * the row of proto_operations[] has them. */
+/* The texts that the OpenAPI document has about one route. Texts that are the same for all routes, or follow from other
+ * columns, are not here. If the route belongs to an operation, summary, description and answer are NULL, because the
+ * row of proto_operations[] has them. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -90,7 +90,8 @@ struct route {
     bool quiet; /* true: requests of this route are logged at level debug, because probes come every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
-    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or is not offered */
+    /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or only tells clients
+     * that the server does not support something */
     bool hidden;
     /* The option with which the server offers the route. Without it, the route is missing on the server and in the
      * OpenAPI document. */
@@ -126,8 +127,8 @@ static inline const proto_operation *route_operation(const struct route *route)
 
 /* The result of a search for a path and a method. */
 struct route_match {
-    /* The row with this path and method. If no row has the method, it is the first row with this path. NULL: the
-     * path does not exist. */
+    /* The row with this path and method. If no row has the method, this is the first row with the path. NULL: the path
+     * does not exist. */
     const struct route *route;
     bool answers;     /* true: the row `route` has the request's method, and not only its path */
     unsigned methods; /* the methods of all rows with this path: bits of enum route_method */
@@ -143,8 +144,8 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
  * common. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
-/* Returns the content type of a refusal at this path: JSON for KServe's clients, otherwise that of a problem document.
- * The path may have a query. The returned text is a constant. */
+/* Returns the content type of error answers at this path: application/json for KServe's clients, otherwise
+ * application/problem+json. The path may have a query. The returned text is a constant. */
 const char *route_error_media(const char *path);
 
 /* Writes the value of the Allow header for these methods, such as "GET, HEAD, DELETE". Returns `text`. */
@@ -156,8 +157,8 @@ const char *route_method_name(enum route_method method);
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
 /* Returns the row of route->bodies that writes the answer to a body that the row `body` decoded. It is the row that the
- * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, it is the
- * first row: the client then gets an answer in a format that it did not ask for, and no error. */
+ * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, the first
+ * row is returned. The client then gets an answer in a format that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */
