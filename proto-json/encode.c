@@ -63,7 +63,7 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of `text` of which pieces have been made */
+    size_t text_in_pieces; /* number of bytes of `text` that already belong to pieces */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
@@ -150,7 +150,7 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes of a merge; put_sizes() writes the sizes of every other problem. */
+/* Writes the sizes of a merge (of results over different keys); put_sizes() writes the sizes of every other problem. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -208,7 +208,7 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes the value of one number that an observe was asked for: a row of PROTO_COUNT_MAP. */
+/* Writes one count that an observe request (statistics of probabilities) asks for: row `which` of PROTO_COUNT_MAP. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);

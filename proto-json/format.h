@@ -30,7 +30,8 @@ struct format_body {
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    /* for a merge: one more than the index of the last part whose gradient the body names as an output */
+    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
+     * body names as an output */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */

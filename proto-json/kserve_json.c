@@ -104,7 +104,8 @@ const char *proto_datatype(attn_dtype dtype)
 }
 
 enum { DATATYPES_BYTES = 96 };
-/* Writes the datatypes of a tensor: "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
+/* Writes the KServe datatypes that a tensor may have, such as "FP32, FP16, BF16 or UINT8 with the parameter fp8:
+ * true". */
 static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 {
     struct text t = text_in(list, DATATYPES_BYTES);
@@ -348,7 +349,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        /* number of bytes of the input in the body, which has none if the input is in shared memory */
+        /* number of bytes of the input that the body has: 0 if the input is in shared memory */
         r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;

@@ -22,9 +22,9 @@
  * midpoints between them. Hence
  *
  *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 places.
- *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far
- *      from one, and x is used.
- *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many as 768
+ *   2. The 28 places behind the 25th say how near a grid point is. Almost every random number (all but one in
+ *      10^7) is far from every grid point. Then x is used.
+ *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many bits as 768
  *      digits need. The result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties

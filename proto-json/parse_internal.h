@@ -33,8 +33,8 @@ struct parse_reader {
     uint8_t *memory;
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
-    /* for a merge in a KServe body: one more than the index of the last part whose gradient the body names as an
-     * output */
+    /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
+     * the body names as an output */
     int gradients;
     struct parse_room *room;
 };

@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place: all
- * tensors, and the numbers of PROTO_COUNT_MAP. */
+/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place. The
+ * names are those of all tensors and of the counts in PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

@@ -224,16 +224,16 @@ typedef struct proto_item {
     /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
      * keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
-    attn_tensor *results; /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
-    attn_op asked;        /* check: the member `operation`, which says which operation's results are judged */
+    attn_tensor *results; /* for a check: the client's results that are compared with exact ones, by attn_tensor_id;
+                           * the proto_call owns them */
+    attn_op asked;        /* for a check: the member `operation`, which says which operation's results are checked */
     int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
     int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
     /* the error of the problem; if the status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
 
-/* ---- The options: one row for each member of a problem that is not a tensor
- * ----------------------------------------
+/* ---- The options: one row for each member of a problem that is not a tensor -------------------------------------
  *
  * parse_options.c has this table and reads the members by it, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
@@ -517,8 +517,10 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
-    attn_counts counts;   /* the counts that an observe was asked for; otherwise not set */
-    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: there is no report */
+    attn_counts counts;   /* the counts that an observe request (statistics of probabilities) asks for; not set for
+                           * other operations */
+    judge_result *report; /* for a check of a client's results: the report, which the caller frees with free(); NULL:
+                           * there is no report */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;

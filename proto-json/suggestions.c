@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations, which are the places of many rows of hints. A hint may name a member only if all operations of
- * its row take the member. */
+/* Lists of operations. Many rows of hints have such a list as their places. A hint may name a member only if all
+ * operations of its row take the member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -631,9 +631,9 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* BLOCK: bytes that one loop turn examines. LEAST: fewer bytes are never called hexadecimal, because short base64
-     * may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first MOST are
-     * examined. */
+    /* BLOCK: bytes that one iteration of the loop examines. LEAST: fewer bytes are never called hexadecimal, because
+     * short base64 may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first
+     * MOST are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
      * only the character 'A', which is also a hexadecimal digit */

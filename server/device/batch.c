@@ -7,11 +7,11 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-/* a smaller head costs as much as a head of this size, because kernels compute whole tiles */
+/* heads smaller than this cost as much as heads of this size, because kernels compute whole tiles */
 enum { LEAST_HEAD_DIM = 64 };
 
-/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
- * so a small head counts with its padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
+ * request). Kernels compute whole tiles, so a small head counts with its padding. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;

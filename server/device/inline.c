@@ -23,7 +23,8 @@
  *
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
- *    thread uses them until the job is adopted or settled.
+ *    thread uses them until the job is adopted (a device's thread takes it over) or settled (inline_settle() has
+ *    waited for its end).
  * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
  *    this reference on the way to the main thread, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
@@ -128,8 +129,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job now. For a cache transaction the queue must be empty, too: otherwise it could
- * overtake transactions in the queue that wait for the same caches. */
+/* True if the GPU seems free for the job now. A cache transaction also needs an empty queue. Otherwise it could
+ * overtake queued transactions that wait for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -171,7 +172,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run on this stream for HTTP threads (inline slot), although its transaction may have begun, as
+ * run on this inline slot (a stream for HTTP threads). Its transaction may have begun nevertheless, as
  * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
@@ -186,9 +187,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares all that the job needs to run at once: its cache transaction, its plan and scratch memory. If the job has a
- * transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun (see
- * take_step()). */
+/* Prepares all that the job needs to run at once: its cache transaction, its plan (choice of kernel) and scratch
+ * memory. If the job has a transaction, the plan points at *placed. False: the job cannot run on this inline slot,
+ * although its transaction may have begun (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;

@@ -23,8 +23,8 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a tensor whose elements lie one after the other, rounded up to a multiple of MERGE_LINE. The
- * tensor must have been checked. */
+/* Returns the bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must have been
+ * checked. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
@@ -132,7 +132,8 @@ struct device {
     /* The parts whose memory for sums (sums.c) is on this device, linked by next_kept. Parts whose memory may never be
      * freed, because a device hangs, are not in the list. */
     struct job_part *kept;
-    unsigned over; /* number of batches that have ended, plus the number of times that the loop has freed sums */
+    unsigned over; /* counts the events that free memory: a batch has ended, or the main thread has freed sums of
+                    * gradients */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
@@ -186,7 +187,7 @@ void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the slot's batch. memory_drop_mirrors() frees it. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* Sets the device addresses of those tensors of the job that lie in memory of clients that a driver holds (pinned).
+/* Sets the device addresses of those tensors of the job that lie in clients' pinned memory (pages that a driver holds).
  * Call memory_take_mirrors() before. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* memory_address() translates a host address to the address of its copy on the device. The host address must be in a
@@ -197,8 +198,7 @@ void memory_place(const struct slot *slot, attn_problem *problem);
  * puts copies on the stream that bring a job's outputs back to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts the copies of a job's cache transaction on the slot's stream, which write the new keys and values to their
- * pages. */
+/* Puts copies on the slot's stream that write the new keys and values of a job's cache transaction to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
@@ -223,14 +223,14 @@ void merge_find(const struct device *device, struct slot *slot);
  * tensors lie in newly allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts on the slot's stream the copies by a kernel of those jobs for which `moved` is set: inputs to the device, new
- * keys and values to their pages. With `out`: outputs back to the host. */
+/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. Without `out` they copy inputs to
+ * the device, and new keys and values to their pages. With `out` they copy outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
 
-/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of those of
- * `whole`. */
+/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of the tensors
+ * of `whole`. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
@@ -251,17 +251,17 @@ bool sums_are_needed(const attn_problem *p);
 /* Returns the bytes of device memory that each part needs for its sums, if the problem is cut into `parts` parts. */
 int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
- * then lie in this memory. Does nothing if there are none. */
+ * then lie in this memory. Does nothing if the problem has no such outputs. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
 /* Frees the part's memory for sums; does nothing if there is none. No other part may be reading this memory. */
 void sums_drop(struct job_part *part);
-/* True if job a came before job b. No two jobs came at the same time in this order. */
+/* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
 /* True if a batch that lacks memory may wait for sums of other jobs on the device. A part that has sums itself waits
  * only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts on the stream, which belongs to the part's device: copies of the part's share from the other devices, the sums,
- * and copies of the results to the host. Puts the marks 0 to 3 before, between and after them. */
+/* Puts work on the stream, which belongs to the part's device: copies of the part's share from the other devices, then
+ * the sums, then copies of the results to the host. Records the events 0 to 3 before, between and after them. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
  * float32. */
@@ -269,8 +269,8 @@ void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
-/* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. It becomes 0 if
- * the job wants no truth or the device computes none. */
+/* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. truths_left
+ * becomes 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
@@ -293,8 +293,8 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
  * so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem`, which is the problem of an item with this device's addresses. Adapts the plan that prepare_job()
- * made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
+/* Plans `problem` (chooses its kernel): an item's problem with this device's addresses. Adapts the plan that
+ * prepare_job() made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that run on a device when a guest wants to begin. A guest is a batch whose flow (client) has

@@ -10,7 +10,7 @@
  *
  * A kernel makes the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
  * jobs. Each answer is equal to the bit to the answer of a job that runs alone, because no kernel's arithmetic depends
- * on B. If B changed the choice of the kernel, the problems are not merged.
+ * on B. If the larger B would lead to another kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
  * Keys and values are therefore not merged, but queries and tables are. The rows of the merged page table are as long
@@ -199,8 +199,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the copies of one tensor between a job and the merged problem to the slot's moves. If the merged tensor has
- * longer rows than the job's, each row needs a move of its own; otherwise one move copies all rows. */
+/* Adds moves (copies by a kernel) to the slot, which copy one tensor between a job and the merged problem. If the
+ * merged tensor has longer rows than the job's, each row needs a move of its own. Otherwise one move is enough. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins should be over. It may have to wait for all other batches of the device,
- * so their longest times are added. */
+/* Sets the time by which a batch that begins should be over. The batch may have to wait for all other batches of the
+ * device, so their longest times are added. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -261,8 +261,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Returns a copy of `host` with the device's addresses. It is a result for some of the keys: out and lse, which a merge
- * combines with those of other keys. */
+/* Returns a copy of `host` with the device's addresses. `host` is a partial result: out and lse over some of the keys,
+ * which a merge combines with results over other keys. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -428,7 +428,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* wakes a thread that holds back a batch until another one has ended, because now one has */
+    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try it again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -505,9 +505,10 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the slot's batch. `over`: device->over before the batch was tried. True: other
- * batches run on the device, or the device has sums of other jobs, and this batch is held until memory is freed. A
- * batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+/* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
+ * True: the batch is held until memory is freed, because other batches run on the device, or because
+ * sums of other jobs are there.
+ * A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -551,8 +552,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work. With `wait`, first waits until a stream has. True: at least one
- * batch has ended. */
+/* Ends the batches whose streams have done their work. If `wait` is true, first waits until at least one stream has
+ * done its work. True: at least one batch has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -640,10 +641,10 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a part that passes the held batch, or NULL. A held batch may wait for sums of a job whose other parts are
- * still in the inbox, so these parts pass. A part that has sums passes a held part that has sums, too, if its job is
- * older, and any other held batch if its job was queued before that batch was held. Jobs thus wait only for older jobs,
- * never in a circle. Call this with the lock held. */
+/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
+ * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. They overtake a
+ * held part with sums if their job is older. They overtake any other held batch if their job was queued before that
+ * batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -715,7 +716,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    /* with the default timer slack the kernel would make each pause 50 us longer */
+    /* with Linux's default timer slack each pause would be 50 us longer */
     (void)prctl(PR_SET_TIMERSLACK, 1UL);
     for (;;) {
         struct slot *slot = free_slot(thread);

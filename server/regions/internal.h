@@ -4,7 +4,7 @@
  *   keeper.c   references, and the thread that closes, pins and unpins
  *   uses.c     a request's tensors in regions: copied piece by piece, or used in place
  *
- * One lock protects the table and the references. Reading and writing regions needs none. */
+ * One lock protects the table and the references. Reading and writing regions needs no lock. */
 #ifndef REGIONS_INTERNAL_H
 #define REGIONS_INTERNAL_H
 

@@ -146,7 +146,7 @@ void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NU
  * be NULL, and becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets the addresses to which inputs are copied: that of the i-th input is shared[i].to. */
+/* Sets the addresses to which inputs are copied: the i-th input is copied to shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
 /* Returns the bytes of all inputs that are copied, by the CPU or a device. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)

@@ -93,7 +93,7 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Frees the sums of the parts that are back, unless parts add these sums up. */
+ * the batch is cancelled. Also frees the sums of gradients of those parts that are back and do not add up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {

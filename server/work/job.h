@@ -62,7 +62,7 @@ struct job_truth {
  * and their query heads, or some rows of its batch, or some of its queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* Which heads, batch rows or queries a part of a cut job has, and which share of the job's work that is. */
+/* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
 struct job_range {
     int64_t first, end; /* the range consists of `first` to end - 1 */
     double share;
@@ -72,8 +72,8 @@ struct job_range {
  * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
  * so all parts of a job leave at the same time.
  *
- * 1. A part leaves once, for a device that can compute it. If the job has gradients that are sums over queries, the
- *    part leaves once more when all parts are back, for the same device, to add up a share of these gradients.
+ * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
+ *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
  * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
  *    CANCELLED: when one part fails, the server cancels the others. */
@@ -153,14 +153,16 @@ struct job {
     struct caller *caller; /* the account (token) to which the job is charged; the job holds a reference to it */
     /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
     struct flow *flow;
-    int64_t priority; /* order in which the waiting jobs of one account leave for a device: 1 before 2 */
+    int64_t priority; /* priority among the waiting jobs of one account: a job with 1 is sent to a device before a
+                       * job with 2 */
     /* For each item (problem) a reference to the job of the saved forward (context) that the item uses, or NULL. The
      * array is NULL if no item uses one. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* The rows of the given lse that a device must check, because only a device can read q or k. NULL: none */
+    /* The rows of the lse that the client gives, which a device must check because only a device can read q or k. NULL:
+     * none */
     attn_lse_look *lse;
     /* address, in the memory of the outputs, to which the device writes what it computes for that check (member
      * `lse`) */

@@ -267,7 +267,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     attn_status status = ATTN_OK;
     *wait = false;
     /* A transaction that has waited before usually still cannot begin. caches_ask() tests that first, so that no memory
-     * is leased in vain. A new transaction (scan 0) usually can begin, so this test is left out. */
+     * is leased in vain. A new transaction (scan 0) usually can begin, so the test is left out for it. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
