@@ -48,7 +48,7 @@ static const char letter_of[65]
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* Byte numbers for the permutation of encoding: each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1, in whose 32
+/* Byte numbers for the permutation of encoding. Each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
  * bits every sextet (6 bits) is contiguous. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {

@@ -43,12 +43,12 @@ struct piece {
 };
 
 enum {
-    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". This is the
-     * length of the longest one. */
+    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". TOKEN_BYTES is
+     * the length of the longest token. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: upper bound on the text of the answer to one problem, which is an error, or the names and shapes of
-     * the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at most
-     * 168 bytes. */
+    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or the names and shapes
+     * of the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at
+     * most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
@@ -99,7 +99,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Ends the text that was written since the last piece: makes one piece of it. */
+/* Makes one piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;

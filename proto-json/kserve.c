@@ -266,8 +266,8 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* The tensor is not among the inputs. It is one that a client may also give as a single number; such a number
-         * is a parameter, so the pointer leads to the parameters. */
+        /* The tensor is not among the inputs. A client may also give this tensor as a single number, which is then a
+         * parameter, so the pointer leads to the parameters. */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         /* the input is missing and has no position, so the pointer leads to the list of inputs */

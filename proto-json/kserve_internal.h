@@ -40,8 +40,8 @@ struct kserve_reader {
     scan *json;
     int values; /* number of JSON values read so far, including those inside strings of parameters */
     struct tree_memory trees;
-    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. Both are in `memory`.
-     * Both are NULL until the request's JSON is complete. */
+    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. The two trees are in
+     * `memory`, and NULL until the request's JSON is complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;

@@ -9,7 +9,7 @@
 
 #include "kernels/attention.h"
 
-/* The number of an operation. The first numbers are those of attn_op (forward, backward, ...). */
+/* The number of an operation. The first numbers are the same as in attn_op (forward, backward, ...). */
 typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
@@ -62,13 +62,13 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* the tensors that a problem may have as inputs */
-    /* inputs that a problem must have; with the member `context` (a saved forward), only those of them that a backward
-     * adds (role IN_BACK in ATTN_TENSOR_MAP) */
+    /* inputs that a problem must have. If it has the member `context` (a saved forward), it needs only the inputs of
+     * this set that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* the tensors that the member `outputs` may name */
-    /* those inputs in `takes` that are the client's results, to be compared with exact ones; a problem must have at
-     * least one of them */
+    /* the inputs in `takes` that are the client's results, to be compared with exact ones; a problem must have one or
+     * more */
     uint64_t judged;
     uint64_t usual; /* the outputs of a problem whose request has no member `outputs` */
     /* Name of the required member with which a request of this operation names its outputs; NULL: the member is

@@ -33,8 +33,8 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that clients write for a mask or bias. They have one hint in a forward and a backward, and another in a
- * decode. */
+/* Words that clients write for a mask or bias. The hint for these words is one text in a forward and a backward, and
+ * another in a decode. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -314,8 +314,8 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* names of members that other servers accept, and that clients therefore send to this server too; each row has the
-     * advice that the error message gives: what to write instead, or to leave the member out */
+    /* Names of members that other servers accept, and that clients therefore send to this server too. The text of each
+     * row says what to write instead, or to leave the member out. */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",

@@ -204,8 +204,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters between the words of a name, such as _ and -, because cu_seqlens_q, cu-seqlens-q, "cu seqlens q"
- * and cuSeqlensQ are the same name. */
+/* Skips the characters between the words of a name, such as _ and -. For this file, cu_seqlens_q, cu-seqlens-q, "cu
+ * seqlens q" and cuSeqlensQ are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;

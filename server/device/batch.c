@@ -51,7 +51,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    /* cancelled requests are no errors of the device, so they are not counted here */
+    /* a cancelled request is not an error of the device, so it is not counted here */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
     /* This function does not report a lost device. The main thread reports the loss, once for all batches. */

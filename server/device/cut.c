@@ -52,8 +52,8 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns into how many parts the problem can be cut by batch rows. 1: it is not cut by batch rows, because it is
- * packed, or because a gradient is a sum over batch rows. */
+/* Returns into how many parts the problem can be cut by batch rows. The result is 1 for a packed problem, and for a
+ * gradient that is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -122,7 +122,8 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit: both have the same kernels and are of one kind. */
+/* True if the two devices compute results that are equal to the bit, because they are of one kind and have the same
+ * kernels. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;

@@ -371,9 +371,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together: see
- * invariant 1 at the top of this file. Guests, which are batches of flows that have no other batch on the device, are
- * not included. */
+/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1 at
+ * the top of this file). Batches of flows that have no other batch on the device (guests) are not included. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -422,7 +421,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* false if the oldest batch has run for longer than expected, because nobody knows when it will end */
+    /* false if the oldest batch has run for longer than expected, because its end is then unknown */
     return *wait_ns > 0;
 }
 

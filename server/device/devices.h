@@ -30,13 +30,13 @@
 
 struct device;
 
-/* Parts of jobs that run together on one device. The main thread makes a batch. A thread of the device owns the batch
- * from devices_submit() until the batch arrives in the main thread's mailbox. */
+/* Parts of jobs (computations of requests) that run together on one device. The main thread makes a batch. A thread of
+ * the device owns the batch from devices_submit() until the batch arrives in the main thread's mailbox. */
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) to which this batch belongs: the flow of the batch's first job, which holds a reference to it.
-     * NULL: the first job has no flow. */
+    /* The flow (client) to which this batch belongs: the flow of the batch's first job, which holds a reference. NULL:
+     * the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
@@ -151,12 +151,13 @@ int cut_most_parts(const struct devices *devices, const struct job *job);
 void cut_prepare(const struct devices *devices, struct job *job);
 
 /* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
- * of a job have run. True: each part must be sent once more to its device part->sums_on, to add up a share of the
- * gradients. False: the job has no such gradients, or they are added up already. It also returns false if a device was
- * lost with the sums of a part; that part then has the error DEVICE_LOST. sums_free() frees the parts' memory for sums;
- * call it when no part is with a device. sums_free_part() frees the memory of one part; call it when the part is back
- * and no part adds up. Call sums_lose() when a device that hangs has a part of the job. If parts are adding up then,
- * the memory of their sums may never be freed, so no batch waits for that memory any more. */
+ * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
+ * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
+ * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. sums_free()
+ * frees the parts' memory for sums; call it when no part is with a device. sums_free_part() frees the memory of one
+ * part; call it when the part is back and no part adds up. Call sums_lose() when a device that hangs has a part of the
+ * job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory any
+ * more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -171,11 +172,11 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * before. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and whose results are equal to the bit
- * (cut.c). Returns the number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If
- * gradients are added up from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is
- * no memory for the parts. */
+/* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
+ * --split-above-ms. The parts go to all devices that have room for the job and compute equal bits (cut.c). Returns the
+ * number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If gradients are added up
+ * from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is no memory for the
+ * parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* False: the job must wait, because its gradients are added up from parts (sums.c). The devices that have room for the
@@ -183,10 +184,11 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
  * *wait_ns is reduced to the time until then, as by device_has_room(). `first` must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
-/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
+/* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
+ * job's result. All parts must have run. */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Combines what the devices of a cut job found when they compared their parts' outputs with exact outputs
- * (`truth_found` in job.h). All parts must have run. */
+/* Combines what several devices found when they compared the outputs of a job's parts with exact outputs (`truth_found`
+ * in job.h). All parts must have run. */
 void cut_join_truths(struct job *job);
 /* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: it would gain
  * no time, and until the first one ends, more jobs may join it. *wait_ns becomes the time for which the second batch

@@ -207,9 +207,9 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns a time from which the duration of the job is computed: the processor time of this thread, or the real time if
- * the device is a GPU. On the CPU the real time would include the work of other threads, because there are more HTTP
- * threads than cores. */
+/* Returns a time from which the duration of the job is computed. On a GPU it is the real time. On the CPU it is the
+ * processor time of this thread: there are more HTTP threads than cores, so the real time would include the work of
+ * other threads. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
@@ -235,8 +235,8 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     return status;
 }
 
-/* Adds `by` to the number of requests that run on the device through inline slots: 1 when an HTTP thread begins to run
- * a job, -1 at its end. */
+/* Counts the requests that run on the device through inline slots (streams for HTTP threads). `by` is 1 when an HTTP
+ * thread begins to run a job, and -1 at its end. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -259,7 +259,8 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job on the inline slot that was taken for it. make_ready() must have succeeded. */
+/* Runs a job on the inline slot (a stream for HTTP threads) that was taken for the job. make_ready() must have
+ * succeeded. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {

@@ -44,12 +44,12 @@ struct slot {
     attn_stream *stream;
     struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
-    /* how long the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
+    /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan for each element of `problems` */
-    /* room: number of problems for which the arrays have room; count: number of problems of this batch; launched: how
-     * many of the batch's problems have their kernels on the stream. */
+    /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
+     * number of the batch's problems whose kernels are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
@@ -62,8 +62,8 @@ struct slot {
      * skipped rows (with scores beyond float32's range) */
     int64_t first_step;
     /* The exact outputs (truths, in float64) of the batch's items (problems) are computed one item after the other.
-     * truths_left: number of items whose truth is not on the stream yet; truth_item: index of the first of these items;
-     * truth_step: its next step (truth.c). */
+     * truths_left: number of items whose truth is not on the stream yet. truth_item: index of the first of these items.
+     * truth_step: the next step of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
@@ -82,8 +82,8 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below have one element for each job of the batch. */
-    /* Small problems of a batch are merged into one: number of the job (the leader) whose merged problem this job
-     * joins, or the job's own number if it joins none. */
+    /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
+     * joins, or j if job j joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* [job]: if the job is the leader of a merged problem, the number of jobs in this problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
@@ -124,13 +124,13 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    /* The batch that is held back, because there was too little device memory for it while other batches ran, or while
-     * the device had sums of other jobs. NULL: none. */
+    /* The batch that is held back because it lacked device memory while other batches ran, or while the device had sums
+     * of other jobs. NULL: none. */
     struct batch *held;
     /* true: memory has been freed since `held` was set, so the held batch may be tried again */
     bool held_may_run;
-    /* The parts whose memory for sums (sums.c) is on this device, linked by next_kept. Parts whose memory may never be
-     * freed, because a device hangs, are not in the list. */
+    /* The parts of jobs that have sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
+     * memory may never be freed, because a device hangs, are not in the list. */
     struct job_part *kept;
     unsigned over; /* counts the events that free memory: a batch has ended, or the main thread has freed sums of
                     * gradients */
@@ -164,8 +164,8 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    /* number of inline slots (streams on which HTTP threads run small jobs); 0: the devices are not the CPU, and cannot
-     * read staging memory (host memory for tensors) */
+    /* number of inline slots (streams on which HTTP threads run small jobs). 0: the devices are GPUs that cannot read
+     * staging memory (host memory for tensors). */
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
@@ -194,8 +194,8 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
  * region that has a mirror (device copy). memory_place() does this for all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* memory_copy_in() puts copies on the slot's stream, from host memory to its mirrors on the device. memory_copy_out()
- * puts copies on the stream that bring a job's outputs back to the host. */
+/* memory_copy_in() puts copies on the slot's stream, from host memory to its copies (mirrors) on the device.
+ * memory_copy_out() puts copies on the stream that bring a job's outputs back to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts copies on the slot's stream that write the new keys and values of a job's cache transaction to their pages. */
@@ -253,15 +253,18 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
  * then lie in this memory. Does nothing if the problem has no such outputs. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
-/* Frees the part's memory for sums; does nothing if there is none. No other part may be reading this memory. */
+/* Frees the part's memory for sums of gradients; does nothing if there is none. No other part may be reading this
+ * memory. */
 void sums_drop(struct job_part *part);
 /* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
-/* True if a batch that lacks memory may wait for sums of other jobs on the device. A part that has sums itself waits
- * only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock held. */
+/* True if a batch that lacks memory may wait until sums of other jobs on the device are freed. A batch that has sums
+ * itself waits only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock
+ * held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts work on the stream, which belongs to the part's device: copies of the part's share from the other devices, then
- * the sums, then copies of the results to the host. Records the events 0 to 3 before, between and after them. */
+/* Puts three kinds of work on the stream, which belongs to the part's device. Copies bring the part's share from the
+ * other devices, kernels add it up, and further copies bring the results to the host. Records the events 0 to 3 before,
+ * between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
  * float32. */
@@ -306,8 +309,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait if its
- * work is expected to take `seconds`; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. Its
+ * work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16". */

@@ -52,8 +52,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged with those of other jobs: its elements lie one after the other, it stays aligned
- * behind other tensors, and it is in the job's own memory. */
+/* True if a tensor can be merged with other jobs' tensors. The tensor must be contiguous and in the job's own memory,
+ * and tensors behind it must stay aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -77,7 +77,7 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: both problems
+/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: the two problems
  * belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
@@ -107,8 +107,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader (the job by whose number the problem is known) and of the jobs that join it.
- * The merged tensors have no addresses yet, except tensors in the pool of cache pages. */
+/* Returns the merged problem of a job (the leader) and of the jobs that join it. The merged tensors have no addresses
+ * yet, except tensors in the pool of cache pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;

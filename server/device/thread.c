@@ -130,7 +130,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a part of a cut job. */
+/* Chooses the kernel (makes a plan) for the problem of a part of a cut job. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -139,8 +139,8 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Plans all problems of the batch for their addresses on this device. A merged problem gets a plan of its own, because
- * its sizes differ from those of the problems that prepare_job() planned. */
+/* Chooses the kernels (makes plans) for all problems of the batch, by their addresses on this device. A merged problem
+ * gets a plan of its own, because it is larger than the problems for which prepare_job() made plans. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -271,8 +271,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
- * short, because it reads each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results over several parts of the keys into one. A merge
+ * is short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -506,9 +506,8 @@ static void put_back_held(struct device *device)
 }
 
 /* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
- * True: the batch is held until memory is freed, because other batches run on the device, or because
- * sums of other jobs are there.
- * A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+ * True: the batch is held until memory is freed, because other batches run on the device, or because sums of other jobs
+ * are there. A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -610,9 +609,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may be put into a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to
- * the time from which it may be. *flow_has becomes the number of batches in slots that have the same flow (client) as
- * this batch. Call this with the lock held. */
+/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. If not, *until_ns
+ * is reduced to the time from which it may begin. *flow_has becomes the number of batches in slots that have the same
+ * flow (client) as this batch. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {

@@ -81,8 +81,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: it must be one that may lie there (such as q), and on the same GPU as the earlier
- * tensors of the request. */
+/* Checks a tensor that a client has put into a GPU's memory. The tensor must be one that may lie there (such as q). It
+ * must be on the same GPU as the earlier tensors of the request. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -289,8 +289,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
 }
 
 /* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so the
- * object's size is tested first. (If a client truncates its object between the two calls, pwrite() makes the object
- * longer again, by one piece at most.) */
+ * object's size is tested first. A client may still truncate its object between the two calls. pwrite() then makes the
+ * object longer again, by one piece at most. */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

@@ -134,8 +134,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed: all of them in one batch to the device, or a single job that takes long
- * in parts to several devices. False: out of memory; the requests of the jobs have been answered. */
+/* Sends jobs that the queue has just removed. All of them go to the device in one batch, or a single job that takes
+ * long goes to several devices in parts. False: out of memory; the requests of the jobs have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -230,8 +230,8 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* this function's reference to the job is dropped before the answer is sent, because the answer reuses the job's
-     * memory only if no one else has a reference */
+    /* this function drops its reference to the job before the answer is sent, because the answer reuses the job's
+     * memory only if there is no other reference */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
@@ -375,7 +375,7 @@ static void cancel_other_parts(const struct job *job)
 }
 
 /* If all parts of a job ran, and the job has gradients that are sums over queries, sends the parts to their devices
- * once more, to add these gradients up. True: a part has left, so the job is not over. */
+ * once more to add up these gradients. True: a part was sent, so the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -454,8 +454,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference to the job is released before the answer. The thread that answers reuses the job's
-         * memory if it sees that no one else has a reference; the request has its own one. */
+        /* The batch's reference to the job is released before the answer. The thread that answers holds the request's
+         * reference, and reuses the job's memory only if there is no other. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

@@ -1,6 +1,6 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it compares a client's
- * results with exact ones (the judge of a check), verifies rows, counts pairs of a query and a key, writes shared
- * memory and measures text. See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time. For example, it compares a
+ * client's results with exact ones (the judge of a check), verifies rows, and writes shared memory. finish.h lists all
+ * kinds of this work. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -61,7 +61,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the judge's report on the present item (problem), and goes on to the next item. */
+/* Stores the report of a check on the present item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -77,8 +77,8 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Judges one tile of the results in the current item (one problem of the request body). Returns true when no item is
- * left. */
+/* Compares one tile of the client's results in the current item (one problem of the request body) with exact results.
+ * Returns true when no item is left. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -101,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (one problem of the request body). verify_prepare() may have chosen a device
- * to verify the item, and then it has not compared the work with the CPU's limits. If this device could not verify the
- * item, the CPU does it, so this function compares the work with the limits now. */
+/* Opens a verifier on the CPU for an item (one problem of the request body). If verify_prepare() chose a device for
+ * this item, it did not compare the work with the CPU's limits. If the device then could not verify the item, the CPU
+ * does it, so this function compares the work with the limits now. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;

@@ -38,9 +38,9 @@
 
 /* ---- What happens before and after each turn of the event loop --------------------------------------------------- */
 
-/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
- * thread is idle, and busy again. Between the two calls, the callbacks for sockets and messages tell the watchdog that
- * it is busy. */
+/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
+ * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog
+ * that it is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -287,8 +287,8 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets its first work, which is this function. That must happen right
- * after threads_try() has shown that all threads can be started, because libuv aborts the process if the system refuses
+/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The threads must start
+ * right after threads_try() has shown that all threads can be started: libuv aborts the process if the system refuses
  * it a thread. */
 static void nothing(uv_work_t *work)
 {

@@ -33,7 +33,8 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests. Its state tells this (invariant 1). */
+/* True if the request is in the list of suspended requests. The request's state tells this (invariant 1 at the top of
+ * this file). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -137,7 +138,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* the transaction of a queued job ends here; that of a running job ends when the device is done */
+        /* A queued job's cache transaction ends here. A running job's transaction ends when the device is done. */
         transaction_end(job, false);
     }
     if (job->finishing)

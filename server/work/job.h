@@ -103,7 +103,8 @@ struct job_part {
      * NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part with sums on that device; the device's lock protects this member */
+    struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock
+                                 * protects this member */
     int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
@@ -124,13 +125,13 @@ struct job {
     /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
      * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
-    /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
-     * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
+    /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
+     * 0: the job has no such gradients, or is not cut by queries. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
-    /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
-     * first device, and a device adapts them to its own addresses (batch_plan()). */
+    /* [call->count]: the plans (chosen kernels) of the problems (job_problem()). prepare_job() makes the plans from the
+     * capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
@@ -180,8 +181,8 @@ struct job {
      * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact ones
-     * (sched/finish.h); a device may compute the exact ones */
+    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results
+     * (sched/finish.h); a device may compute the exact results */
     bool wants_judge;
     /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
      * encoded */
@@ -214,8 +215,7 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* true: another job of the same KServe model is before this job in the batch */
-    /* time of the part that took longest so far; the times by stage in the answer are those of this part
-     * (batch_note_times()) */
+    /* time of the part that took longest so far; the answer reports this part's times by stage (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */
@@ -229,8 +229,8 @@ static inline attn_problem *job_problem(const struct job *job, int item)
     return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
-/* Makes a job that owns `inputs` (which may be NULL) and `call`. Returns NULL when out of memory; the caller then keeps
- * both. */
+/* Makes a job that owns `inputs` (which may be NULL) and `call`. Returns NULL when out of memory; the caller then still
+ * owns `inputs` and `call`. */
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
@@ -255,8 +255,8 @@ static inline bool job_is_cut(const struct job *job)
     return job_part_is_cut(&job->part);
 }
 int job_parts(const struct job *job); /* returns the number of the job's parts */
-/* True if the job is cut and should be computed again by other devices: some of its parts did not run because their
- * devices were lost, and all others ran or were cancelled. Call this when all parts are back. */
+/* True if the job is cut and other devices should compute it again. This is so if some parts did not run because their
+ * devices were lost, and all other parts ran or were cancelled. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
 /* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);

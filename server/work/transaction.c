@@ -30,7 +30,7 @@ struct job_transaction {
 
 /* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
-/* Copies a cache's id. An id of another length is cut, and no cache will be found for it. */
+/* Copies a cache's id. An id of another length is cut, and then names no cache. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -108,9 +108,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The
- * numbers begin at byte `offset` of each page. A row of the tensor has `columns` numbers, and in memory the next row
- * begins `stored` numbers later. (If the values are a part of the keys, `stored` is more than `columns`.) */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The numbers
+ * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the next row begins
+ * `stored` numbers later, which is more than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
