@@ -219,7 +219,7 @@ typedef struct proto_item {
     /* for an observe (statistics of probabilities): number of queries and of keys of a tile, if tiles are to be
      * counted; 0: the client gave no tile size */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the numbers flops_forward and
+    int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the counts flops_forward and
                          * flops_backward; 0: as long as a row of Q and K */
     proto_parts *parts; /* for a merge: the parts (results over different keys), which the proto_call owns; NULL: the
                          * operation is not a merge */

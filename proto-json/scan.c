@@ -115,7 +115,7 @@ struct scan {
     numbers_reader numbers;
     int numbers_extract;    /* index of the extracted value that `reader` reads at present; NO_EXTRACT: `reader` reads
                              * none */
-    uint64_t numbers_begin; /* offset in the body of the '[' with which that array begins */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the array that `reader` reads */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */

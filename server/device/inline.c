@@ -176,7 +176,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
  * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
+    /* The error is not reported here. If the job cannot run here, the main thread gets the same error and reports it. */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -197,7 +197,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
+    /* The error is not reported here. If the job cannot run here, the main thread gets the same error and reports it. */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
@@ -299,8 +299,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* There is too little memory, and only a device's thread may wait for memory, an HTTP thread may not. So the inline
-     * slot is given back and the job is queued. */
+    /* There is too little memory. A device's thread may wait for memory, but an HTTP thread may not. So the inline slot
+     * (a stream for HTTP threads) is given back, and the job is queued. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

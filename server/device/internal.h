@@ -3,11 +3,11 @@
  *   devices.c   functions for the main thread: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
- *   truth.c     verifies outputs in float64 on the device that made them; computes the truth of checks
- *   merge.c     makes one problem of equal small problems; small cache transactions without copies
- *   cut.c       cuts a problem that takes long over several devices, by groups of heads, batch rows or queries
- *   parts.c     a part of such a problem on its device
- *   sums.c      adds up the gradients of parts by queries that are sums over all queries
+ *   truth.c     verifies outputs in float64 on the device that made them; computes exact results for checks
+ *   merge.c     makes one problem of equal small problems; runs small cache transactions without copies
+ *   cut.c       cuts a problem that takes long into parts for several devices, by heads, batch rows or queries
+ *   parts.c     a part of a cut problem on its device
+ *   sums.c      adds up gradients that are sums over all queries, such as dk, over the parts of a cut problem
  *   inline.c    inline slots: small problems that HTTP threads compute or put on a GPU
  *   batch.c     a batch's work, results, times and metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -146,7 +146,8 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
+    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots
+                                  * (streams for HTTP threads) */
     _Atomic bool usable;
     _Atomic bool lost; /* true: a thread that does not belong to the device has noted that the device is lost */
 };
@@ -219,8 +220,8 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
  * slot's arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* Makes the merged problem of a leader (the job by whose number the problem is known) and of the jobs that join it. Its
- * tensors lie in newly allocated device memory. */
+/* Makes the merged problem of a job (the leader) and of the jobs that join it. The merged tensors lie in newly
+ * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
 /* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. Without `out` they copy inputs to
@@ -245,10 +246,11 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* ---- Functions that sums.c defines ------------------------------------------------------------------------------- */
 
-/* True if some outputs of the problem are sums over its queries. If the job is cut by queries, each part then needs
- * memory on its device for its own sums. */
+/* True if some outputs of the problem are sums over its queries, such as dk and dv. If the job is cut by queries, each
+ * part then needs memory on its device for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Returns the bytes of device memory that each part needs for its sums, if the problem is cut into `parts` parts. */
+/* Returns the bytes of device memory that each part needs for gradients that are sums over queries, if the problem is
+ * cut into `parts` parts. */
 int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
  * then lie in this memory. Does nothing if the problem has no such outputs. */
@@ -293,8 +295,8 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */
 
-/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
- * so small heads count with their padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
+ * request). Kernels compute whole tiles, so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
 /* Plans `problem` (chooses its kernel): an item's problem with this device's addresses. Adapts the plan that
  * prepare_job() made. A problem of a cache transaction is planned anew, because its page tables are known only now. */

@@ -113,7 +113,7 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part from its device's list of parts that have sums, if it is in the list. */
+/* Removes the part from its device's list of parts that have sums of gradients, if the part is in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;
@@ -124,7 +124,7 @@ static void unlist(struct job_part *part)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Lets the device's thread try the held batch again (a batch that lacked memory), if there is one. */
+/* Lets the device's thread try the held batch (one that lacked memory) again, if there is such a batch. */
 static void wake_held(struct device *device)
 {
     pthread_mutex_lock(&device->lock);

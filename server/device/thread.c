@@ -185,8 +185,8 @@ static bool all_is_launched(const struct slot *slot)
 }
 
 /* Returns how many of the batch's problems are put on the stream at a time. The number is limited, because work on a
- * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), so these problems
- * may take several calls. */
+ * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), and may take
+ * several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -316,8 +316,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* Clear the stream's flag for skipped rows (rows that are slow to compute). A failed batch may have set this
-     * flag. */
+    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
+     * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -362,7 +362,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* Clear the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
+    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
@@ -494,7 +494,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Moves the held batch to the front of the inbox. Call this with the device's lock held. */
+/* Moves the held batch (one that lacked memory) to the front of the inbox, the device's list of submitted batches. Call
+ * this with the device's lock held. */
 static void put_back_held(struct device *device)
 {
     struct batch *const batch = device->held;

@@ -112,8 +112,8 @@ static bool has_room(void *context, const struct job *job)
            cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes a batch for this device of one part of each job, the first part that can leave for the device, and submits the
- * batch. False: out of memory. */
+/* Makes and submits a batch for this device. From each job the batch takes the first part that can be sent to the
+ * device. False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);

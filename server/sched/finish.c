@@ -123,7 +123,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* if a device was to check the lse that the client gave (job->lse), the job has only this item */
+    /* job->lse is set if a device was to check the lse that the client gave. Such a job has only one item (problem). */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -152,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The transaction that this problem belongs to releases its tables when it ends, including the lengths of its
-         * caches. So the counter gets the lengths from the result, which has a copy. */
+        /* When the problem's cache transaction ends, it releases its tables, including the lengths of its caches. So
+         * the counting of pairs gets the lengths from the result, which has a copy. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -180,7 +180,8 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the text of some numbers. Returns true when the answer's length is known or an error occurred. */
+/* Measures the length of the text of some more numbers of the answer. Returns true when the answer's length is known or
+ * an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

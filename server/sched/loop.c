@@ -97,7 +97,7 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    /* the check is not complete, so its next piece is queued */
+    /* the check of the body is not complete, so its next piece is queued */
     if (!checking->complete && !request->failed && !request->gone) {
         pieces_add(&loop->pieces, &checking->piece);
         return;
@@ -198,8 +198,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* the message is the first member of struct request, and of struct batch below, so a pointer to it is cast to
-         * the struct */
+        /* The casts are valid: a message is the first member of struct request and of struct batch. */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");

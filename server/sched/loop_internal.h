@@ -69,8 +69,8 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the main thread's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. If the job is still queued, its memory is freed at once. If it runs, its
- * memory is freed when the device returns it. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job is
+ * freed when the device returns the job. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
  * answer is sent when that use has ended. */

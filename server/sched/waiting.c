@@ -145,8 +145,8 @@ void waiting_detach(struct loop *loop, struct request *request)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* the contexts (saved forwards) of the job can be taken again; a device may still read their memory, which stays
-     * leased */
+    /* The contexts (saved forwards) of the job can be taken again. A device may still read their memory, so the memory
+     * stays reserved. */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;

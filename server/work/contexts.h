@@ -2,9 +2,9 @@
  * `save`, and the backward's request names the `context`. Saved forwards are limited in bytes, number and time, in
  * total and for each account. Thread-safe.
  *
- * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's staging memory
- * stays leased as a whole, even if the context needs a small part of it. So the whole memory is charged to the account,
- * once for all contexts of a job, until the last of them is gone.
+ * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's block of staging
+ * memory stays in use (leased) as a whole, even if the context needs a small part of it. So the whole memory is charged
+ * to the account, once for all contexts of a job, until the last of them is gone.
  *
  * The first backward of the same account that names a context takes it. The owner of that backward's request reports
  * the outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
@@ -36,9 +36,9 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
 void contexts_free(struct contexts *contexts);
 
 /* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
- * room for its context need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's
- * id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no
- * room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
+ * room for its context need not run. The job's staging memory must already be leased (job->tensor_bytes). Writes the
+ * context's id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference.
+ * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward of the context has run: a backward can now take the context, which holds a reference to
  * the job from now on. */

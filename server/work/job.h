@@ -156,8 +156,8 @@ struct job {
     struct flow *flow;
     int64_t priority; /* priority among the waiting jobs of one account: a job with 1 is sent to a device before a
                        * job with 2 */
-    /* For each item (problem) a reference to the job of the saved forward (context) that the item uses, or NULL. The
-     * array is NULL if no item uses one. */
+    /* For each item (problem): a reference to the job of the context (saved forward) that the item uses; NULL: it uses
+     * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
@@ -165,7 +165,7 @@ struct job {
     /* The rows of the lse that the client gives, which a device must check because only a device can read q or k. NULL:
      * none */
     attn_lse_look *lse;
-    /* address, in the memory of the outputs, to which the device writes what it computes for that check (member
+    /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
      * `lse`) */
     void *lse_found;
     /* [call->count]: what a device needs to verify each item's `out`, or to compute the exact results for a check.
@@ -238,14 +238,14 @@ struct job *job_hold(struct job *job);
  * call contexts_finish_job() before the last release. */
 void job_release(struct job *job);
 
-/* Returns the first part of the job that has not left for a device yet and that this device can compute. NULL: there is
- * none. */
+/* Returns the first part of the job that has not been sent to a device yet and that this device can compute. NULL:
+ * there is none. */
 struct job_part *job_part_for(struct job *job, int device);
 /* Records that the part leaves for a device in this batch. The batch gets a reference to the part's job. Returns the
  * part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
-/* Cuts a job into `count` parts, at least 2. The job has one problem, and has not left for a device. False: out of
- * memory, and the job is as before. */
+/* Cuts a job into `count` parts, at least 2. The job must have one problem, and must not have been sent to a device.
+ * False: out of memory, and the job is unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
 /* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
  * a device. */
@@ -258,7 +258,7 @@ int job_parts(const struct job *job); /* returns the number of the job's parts *
 /* True if the job is cut and other devices should compute it again. This is so if some parts did not run because their
  * devices were lost, and all other parts ran or were cancelled. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
-/* True if a part has not left for a device yet and only this device can compute it. */
+/* True if a part has not been sent to a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts of the job ran. Call this when all parts are back from their devices. */
 bool job_ran(const struct job *job);
