@@ -6,14 +6,14 @@
  *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
  *
  * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
- * into that of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option of
- * its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of the
- * body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make the
- * bytes of the next input look wrong.
+ * into the tree of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option
+ * of its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of
+ * the body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make
+ * the bytes of the next input look wrong.
  *
  * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in
- * shared memory gets its place there too, behind the others; the parser's caller fills it when the body is complete. An
- * input in a GPU's memory stays where it is.
+ * shared memory gets a place in the caller's memory too, behind the other tensors. The parser's caller fills this place
+ * when the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
  *   1. Between two bytes, the whole state is in struct kserve_reader. A body gives the same result however it is

@@ -71,7 +71,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
  * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1.
- * All other dtypes are those of ATTN_DTYPE_MAP. */
+ * ATTN_DTYPE_MAP has all other dtypes. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)

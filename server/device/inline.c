@@ -176,7 +176,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
  * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* The error is not reported here. If the job cannot run here, the main thread gets the same error and reports it. */
+    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -197,7 +197,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* The error is not reported here. If the job cannot run here, the main thread gets the same error and reports it. */
+    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&

@@ -13,8 +13,8 @@
  * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
  * their truth are in the memory of the outputs. In a check, the truth itself is in the memory of the outputs.
  *
- * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
- * the job are the largest of its parts (cut_join_truths()). A check is not cut. */
+ * Each part of a cut job is compared on its own device. A part keeps its own distances, and the job's distances are the
+ * largest of its parts (cut_join_truths()). A check is not cut. */
 #include "server/device/internal.h"
 
 #include <assert.h>

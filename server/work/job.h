@@ -74,9 +74,9 @@ struct job_range {
  *
  * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
  *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
- * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
- * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
- *    CANCELLED: when one part fails, the server cancels the others. */
+ * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
+ * 3. A job ran if all its parts ran. Otherwise its error is the first error in the list of parts that is not
+ *    CANCELLED, because the server cancels the other parts when one part fails. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
