@@ -14,7 +14,7 @@
 #include "kernels/judge/judge.h"
 #include "operations.h"
 
-/* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
+/* ---- Errors: one table of all errors that a client can get ------------------------------------------------------- */
 
 /* The errors. Each row: id, HTTP status, code (a stable name), title. The member `detail` of an error is a sentence
  * that is made where the error is found. */

@@ -451,7 +451,7 @@ const char *suggestion_of(const char *place, const char *word)
     return NULL;
 }
 
-/* ---- Names of which a part is known ------------------------------------------------------------------------------ */
+/* ---- Names that contain a known word ----------------------------------------------------------------------------- */
 
 #define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
 
@@ -661,7 +661,7 @@ bool suggestion_is_base64(const uint8_t *bytes, size_t count)
     return count > 0;
 }
 
-/* ---- Bytes of a file format around a tensor's bytes -------------------------------------------------------------- */
+/* ---- Files that clients send instead of a tensor's bytes --------------------------------------------------------- */
 
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 

@@ -160,7 +160,7 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
     return merged;
 }
 
-/* ---- Reading and judging the problem ----------------------------------------------------------------------------- */
+/* ---- Reading the problem, and comparing its results with exact ones ---------------------------------------------- */
 
 /* The memory into which the parser writes the tensors. */
 struct memory {

@@ -40,7 +40,7 @@ void region_let_go(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* ---- Whether a region's pages are still those of its object ------------------------------------------------------ */
+/* ---- Whether a region's pinned pages still belong to its object -------------------------------------------------- */
 
 bool region_is_intact(const struct region *region)
 {

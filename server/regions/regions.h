@@ -97,7 +97,7 @@ int regions_visit(struct regions *regions, enum region_kind kind, const struct c
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
 int64_t regions_pinned_bytes(struct regions *regions);
 
-/* ---- What a request uses ----------------------------------------------------------------------------------------- */
+/* ---- The tensors of a request that lie in regions ---------------------------------------------------------------- */
 
 struct region;
 

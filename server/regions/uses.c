@@ -18,7 +18,7 @@
 #include "server/base/limits.h"
 #include "server/base/metrics.h"
 
-/* ---- Beginning and ending the uses of a request ------------------------------------------------------------------ */
+/* ---- Finding and releasing the regions that a request uses ------------------------------------------------------- */
 
 /* Makes an error point to a parameter of a tensor in the body, such as the tensor's offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
@@ -179,7 +179,7 @@ void region_uses_place(struct region_uses *uses, const proto_shared *shared)
     uses->placed = true;
 }
 
-/* ---- Checks once the shapes of the tensors are known ------------------------------------------------------------- */
+/* ---- Checks of the outputs when the shapes of the tensors are known ---------------------------------------------- */
 
 static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
 {

@@ -36,7 +36,7 @@
 #include "server/base/metrics.h"
 #include "server/base/polling_sleep.h"
 
-/* ---- What happens before and after each turn of the event loop --------------------------------------------------- */
+/* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
 /* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
  * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog

@@ -99,8 +99,8 @@ struct job_part {
      * reads them when the part's batch is back. */
     bool ran;         /* true: the part's kernels ran and did not fail */
     attn_error error; /* the reason why the part did not run */
-    /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
-     * NULL: none */
+    /* if the part has some of the job's queries: memory of device `sums_on` for the gradients that are sums over all
+     * queries (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
     struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock

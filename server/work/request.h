@@ -69,7 +69,7 @@ bool request_may_move(enum request_state from, enum request_state to);
 /* Returns how many requests for tensors are in this state now. Probes and pages are not counted. */
 int request_count(enum request_state state);
 
-/* ---- A request --------------------------------------------------------------------------------------------------- */
+/* ---- One HTTP request -------------------------------------------------------------------------------------------- */
 
 /* Times of a request on CLOCK_MONOTONIC, in nanoseconds. 0: the request ended before that event. */
 struct request_times {
