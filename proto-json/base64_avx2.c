@@ -88,14 +88,14 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* Each turn of this loop tests four vectors together for foreign characters (outside the alphabet). If there is
-     * one, the loop ends, and the loop below finds it. */
+    /* Each iteration of this loop tests four vectors together for foreign characters (outside the alphabet). If there
+     * is one, the loop ends, and the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* each store writes 32 bytes of which 24 count; the next store overwrites the other 8 */
+        /* each store writes 32 bytes, and only the first 24 are results; the next store overwrites the other 8 */
         for (int i = 0; i < UNROLL; i++) store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
@@ -122,8 +122,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* a, b, c and d are the four results, which are stored as three vectors; in units of 8 bytes: a0 a1 a2 b0 | b1
-         * b2 c0 c1 | c2 d0 d1 d2. b and c are rotated, so that each unit is in its place. */
+        /* a, b, c and d are the four results. They are stored as three vectors, in units of 8 bytes: a0 a1 a2 b0 | b1
+         * b2 c0 c1 | c2 d0 d1 d2. Rotating b and c brings each of their units to its position. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));

@@ -48,7 +48,7 @@ static const char letter_of[65]
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* Byte numbers for the permutation of encoding: each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1, in whose 32
+/* Byte numbers for the permutation of encoding. Each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
  * bits every sextet (6 bits) is contiguous. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
@@ -74,8 +74,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* Each turn of this loop tests four vectors together for foreign characters (outside the alphabet). If there is
-     * one, the loop ends, and the loop below finds it. */
+    /* Each iteration of this loop tests four vectors together for foreign characters (outside the alphabet). If there
+     * is one, the loop ends, and the loop below finds it. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {
@@ -86,7 +86,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
-        /* each store writes 64 bytes of which 48 count; the next store overwrites the other 16 */
+        /* each store writes 64 bytes, and only the first 48 are results; the next store overwrites the other 16 */
         for (int i = 0; i < UNROLL; i++) _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
     }
     while (count - done >= 4) {

@@ -1,5 +1,5 @@
-/* cache.c: reads three kinds of small bodies, each described by a table: a new cache, a length (both for /v1/caches),
- * and KServe's index of models. */
+/* cache.c: reads three kinds of small bodies. The first two are bodies for /v1/caches: a new cache, or a length. The
+ * third is the body of KServe's index of models. A table describes each kind. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -41,7 +41,8 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
     char list[ATTN_DTYPE_LIST_BYTES];
     struct text t = text_in(text, PROTO_DTYPE_LIST_BYTES);
     text_put_string(&t, attn_dtype_list(dtypes, list));
-    /* only a tensor with a single dtype, int32 or uint8, may come in the dtype that is converted to it (int64, bool) */
+    /* a tensor that must be int32 may also be sent as int64, and one that must be uint8 as bool, because they are
+     * converted */
     for (int d = 0; d < CONVERTED; d++)
         if (dtypes == 1u << converted[d].dtype.as) text_printf(&t, " or %s", converted[d].dtype.name);
     return text;

@@ -43,12 +43,12 @@ struct piece {
 };
 
 enum {
-    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". This is the
-     * length of the longest one. */
+    /* A token is one number of an array with the brackets and the comma before it, such as "]],[[-1.5". TOKEN_BYTES is
+     * the length of the longest token. */
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
-    /* ITEM_BYTES: upper bound on the text of the answer to one problem, which is an error, or the names and shapes of
-     * the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at most
-     * 168 bytes. */
+    /* ITEM_BYTES: upper bound on the text of the answer to one problem. This text is an error, or the names and shapes
+     * of the outputs and the other members. TENSOR_BYTES: upper bound on the text for one output, whose shape has at
+     * most 168 bytes. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* room in bytes for the report of a check of one problem, including escapes */
@@ -63,7 +63,7 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of `text` of which pieces have been made */
+    size_t text_in_pieces; /* number of bytes of `text` that already belong to pieces */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
@@ -99,7 +99,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Ends the text that was written since the last piece: makes one piece of it. */
+/* Makes one piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -150,7 +150,7 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes of a merge; put_sizes() writes the sizes of every other problem. */
+/* Writes the sizes of a merge (of results over different keys); put_sizes() writes the sizes of every other problem. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -208,7 +208,7 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes the value of one number that an observe was asked for: a row of PROTO_COUNT_MAP. */
+/* Writes one count that an observe request (statistics of probabilities) asks for: row `which` of PROTO_COUNT_MAP. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);

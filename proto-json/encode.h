@@ -22,7 +22,7 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 
 enum {
     /* largest number of facts (members of an answer that are not tensors): 8 that any answer may have, 8 of a check's
-     * report, and PROTO_COUNTS of an observe */
+     * report, and PROTO_COUNTS of an observe (statistics of probabilities) */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
     /* room in bytes for the longest value of a fact (a member of an answer that is not a tensor): the lengths of
      * PROTO_MAX_CACHES caches */

@@ -32,7 +32,8 @@ proto_error proto_error_of(attn_status status)
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* the client may try again (status 503): another process can do the work, or this process after a restart */
+    /* status 503 tells the client to try again, because another process can do the work, or this process after a
+     * restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* This function must not be called with ATTN_OK, which is no error. */
     case ATTN_OK:

@@ -30,7 +30,8 @@ struct format_body {
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    /* for a merge: one more than the index of the last part whose gradient the body names as an output */
+    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
+     * body names as an output */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */
@@ -58,8 +59,8 @@ struct proto_format {
     /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
     /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
-     * in this tree. This function replaces err->member by the pointer of the same member in the body that the client
-     * sent. NULL: the body has the structure of the tree, so both pointers are the same. */
+     * in this tree. locate() replaces err->member by the pointer of the same member in the body that the client sent.
+     * NULL: the body has the structure of the tree, so the pointer needs no change. */
     void (*locate)(const proto_call *call, attn_error *err);
 
     /* The members below are the functions and facts with which the format's answers are written. */

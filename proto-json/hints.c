@@ -23,8 +23,8 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The function compares the bits
- * of the numbers with those of 0 and 1 in the tensor's dtype. */
+/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The function compares bits: each
+ * number must have the bits of 0 or of 1 in the tensor's dtype. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);

@@ -1,6 +1,6 @@
 /* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors and other
  * members (facts). A body with a missing or wrong content type is read as JSON. The reader keeps the first bytes of the
- * body until they show whether the body is a safetensors file; if so, the client gets an error with a hint. */
+ * body until they show whether the body is a safetensors file. If it is one, the client gets an error with a hint. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,7 +126,7 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, array ? "}" : "\"}");
 }
 
-/* Adds the gradients of a merge's parts to the answer. */
+/* Adds the gradients of a merge's parts (results over different keys) to the answer. */
 static void add_gradients(proto_encoder *e, const proto_item *item)
 {
     struct text *const t = encode_text(e);

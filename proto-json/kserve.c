@@ -6,14 +6,14 @@
  *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
  *
  * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
- * into that of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option of
- * its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of the
- * body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make the
- * bytes of the next input look wrong.
+ * into the tree of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option
+ * of its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of
+ * the body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make
+ * the bytes of the next input look wrong.
  *
  * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in
- * shared memory gets its place there too, behind the others; the parser's caller fills it when the body is complete. An
- * input in a GPU's memory stays where it is.
+ * shared memory gets a place in the caller's memory too, behind the other tensors. The parser's caller fills this place
+ * when the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
  *   1. Between two bytes, the whole state is in struct kserve_reader. A body gives the same result however it is
@@ -266,8 +266,8 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* The tensor is not among the inputs. It is one that a client may also give as a single number; such a number
-         * is a parameter, so the pointer leads to the parameters. */
+        /* The tensor is not among the inputs. A client may also give this tensor as a single number, which is then a
+         * parameter, so the pointer leads to the parameters. */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         /* the input is missing and has no position, so the pointer leads to the list of inputs */

@@ -40,8 +40,8 @@ struct kserve_reader {
     scan *json;
     int values; /* number of JSON values read so far, including those inside strings of parameters */
     struct tree_memory trees;
-    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. Both are in `memory`.
-     * Both are NULL until the request's JSON is complete. */
+    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. The two trees are in
+     * `memory`, and NULL until the request's JSON is complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
@@ -69,7 +69,8 @@ struct kserve_reader {
     uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
     /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
     uint64_t binary_parts[2];
-    /* for a merge: one more than the index of the last part whose gradient the request names as an output */
+    /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
+     * request names as an output */
     int gradients;
 };
 

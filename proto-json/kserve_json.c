@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. They do
- * not use printf(), because printf() took longer than all other work on a request. */
+/* The functions below write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf()
+ * is not used here, because it took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -104,7 +104,7 @@ const char *proto_datatype(attn_dtype dtype)
 }
 
 enum { DATATYPES_BYTES = 96 };
-/* Writes the datatypes of a tensor: "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
+/* Writes the KServe datatypes of a tensor, such as "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
 static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 {
     struct text t = text_in(list, DATATYPES_BYTES);
@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that all parameters of a tensor's place in shared memory are given. `said` says whether the client gave any of
- * them; if not, there is nothing to check. */
+/* Checks that all parameters of a tensor's place in shared memory are given. `said` is false if the client gave none of
+ * these parameters; there is nothing to check then. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -348,7 +348,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        /* number of bytes of the input in the body, which has none if the input is in shared memory */
+        /* number of bytes of the input that the body has: 0 if the input is in shared memory */
         r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
@@ -504,7 +504,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the operation is a check, whose only output is a report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* a parameter of the request may have made this member already */
+    /* a parameter of the request may already have made the member that names the outputs */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);

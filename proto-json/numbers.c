@@ -22,9 +22,9 @@
  * midpoints between them. Hence
  *
  *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 places.
- *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far
- *      from one, and x is used.
- *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many as 768
+ *   2. The 28 places behind the 25th say how near a grid point is. Almost every random number (all but one in
+ *      10^7) is far from every grid point. Then x is used.
+ *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many bits as 768
  *      digits need. The result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties
@@ -166,7 +166,7 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* d->exponent is that of the 19th significant digit; the loop turns it into the exponent of the last digit */
+    /* d->exponent is the exponent of the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0; /* up to nine decimal digits, which the loop appends to the big number together */
@@ -233,8 +233,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that can replace the exact value of d: compared with any number of 25 bits, it is smaller, equal or
- * larger exactly if the exact value is. */
+/* Returns a double that can replace the exact value of d. Compared with any number of 25 bits, the double and the exact
+ * value give the same result: smaller, equal or larger. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
@@ -273,7 +273,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     /* The comparisons give 0 or 1, and c is increased without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
     /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. In a normal number the highest bit of c adds
-     * one to the exponent. In a subnormal number it does so only if rounding up has set the bit. */
+     * one to the exponent. In a subnormal number the highest bit is set, and adds one, only after rounding up. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -309,8 +309,8 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Each put_ function writes one element of an array whose dtype is of the kind in the function's name. It returns NULL,
- * or text that says what is wrong with the number. */
+/* Each put_ function writes one element of an array whose dtype is of the kind in the function's name. The function
+ * returns NULL, or text that says what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -919,8 +919,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Converting binary numbers to decimal ------------------------------------------------------------------------ */
 
-/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They
- * are right for all exponents q and k of float32. */
+/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. The
+ * results are right for all exponents q and k of float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -981,8 +981,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
     /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
-     * has one digit less than s. Both results are computed without a branch, because the processor could not predict
-     * it. */
+     * has one digit less than s. s and this multiple are computed without a branch, because the processor could not
+     * predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -1009,7 +1009,7 @@ static size_t put_text(char *text, const char *from)
 }
 
 /* Returns the digits of n < 10^8 as eight bytes, the first digit in the lowest byte. n is split into two numbers of
- * four digits, four of two digits, and eight digits. */
+ * four digits. They are split into four numbers of two digits, and these into eight digits. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;

@@ -9,7 +9,7 @@
 
 #include "kernels/attention.h"
 
-/* The number of an operation. The first numbers are those of attn_op (forward, backward, ...). */
+/* The number of an operation. The first numbers are the same as in attn_op (forward, backward, ...). */
 typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
@@ -57,17 +57,18 @@ typedef struct proto_operation {
     bool cache_in_path;
     bool envelope; /* true: one body may hold several problems: {"requests": [...]}, which is called an envelope */
 
-    /* true: the processor judges results that the client sends (kernels/judge/judge.h); a device may compute the
-     * float64 results with which the client's results are compared */
+    /* true: the CPU compares results that the client sends with exact ones (kernels/judge/judge.h); a device may
+     * compute the exact results in float64 */
     bool judges;
 
     uint64_t takes; /* the tensors that a problem may have as inputs */
-    /* inputs that a problem must have; with the member `context` (a saved forward), only those inputs of this set whose
-     * role is IN_BACK */
+    /* inputs that a problem must have. If it has the member `context` (a saved forward), it needs only the inputs of
+     * this set that a backward adds (role IN_BACK in ATTN_TENSOR_MAP). */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* the tensors that the member `outputs` may name */
-    /* inputs in `takes` that are results of the client to be judged; a problem must have one of these inputs or more */
+    /* the inputs in `takes` that are the client's results, to be compared with exact ones; a problem must have one or
+     * more */
     uint64_t judged;
     uint64_t usual; /* the outputs of a problem whose request has no member `outputs` */
     /* Name of the required member with which a request of this operation names its outputs; NULL: the member is

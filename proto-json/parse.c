@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only an item of the list `requests` gets this error: `requests` must not stand inside it */
+                         /* an item of the list `requests` gets this error if it has a member `requests` itself */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -142,8 +142,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check is to judge. When all members have been read, another function checks whether the
- * result's shape fits the problem. */
+/* Reads one of the client's results that a check compares with exact ones. When all members have been read, another
+ * function checks whether the result's shape fits the problem. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -152,7 +152,7 @@ static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const
     return parse_tensor(r, id, value, &item->results[id], err);
 }
 
-/* Decides whether a check judges the results of a forward or of a backward, and refuses a check without results. */
+/* Decides whether a check compares the results of a forward or of a backward, and refuses a check without results. */
 static attn_status to_judge(proto_item *item, attn_error *err)
 {
     bool backward = item->asked == ATTN_OP_BACKWARD || item->problem.dout.rank > 0;
@@ -166,8 +166,8 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks which members of an observe operation may stand together, as far as this is possible without reading the
- * caches. */
+/* Checks that the members of an observe request (statistics of probabilities) can stand together, as far as this is
+ * possible without reading the caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];

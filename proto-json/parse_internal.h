@@ -33,8 +33,8 @@ struct parse_reader {
     uint8_t *memory;
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
-    /* for a merge in a KServe body: one more than the index of the last part whose gradient the body names as an
-     * output */
+    /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
+     * the body names as an output */
     int gradients;
     struct parse_room *room;
 };
@@ -45,8 +45,8 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Returns an upper bound on the bytes of parse_room (room for the parser's own tensors) that a problem's members need,
- * in a body with `bytes` bytes of tensors. */
+/* Returns an upper bound on the room that the parser needs for its own tensors (parse_room), for one problem of a body
+ * with `bytes` bytes of tensors. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
@@ -75,15 +75,15 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
 /* Reads the member `parts`, the list of a merge's parts, into item->parts. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
-/* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
+/* Returns whether a tensor of a merge's part has this name, such as parts.3.out. */
 bool parse_parts_has(const char *name);
 /* Reads a tensor of a merge's part, which is the member `member` of `object`. parse_parts_has() must have accepted the
  * member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
-/* Call this function when all members of a merge have been read. It checks the merge, converts its lse to natural
- * logarithms, and prepares its outputs. */
+/* Call this function when all members of a merge have been read. The function checks the merge, converts its lse to
+ * natural logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
 /* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */

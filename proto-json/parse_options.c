@@ -230,8 +230,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place: all
- * tensors, and the numbers of PROTO_COUNT_MAP. */
+/* Upper bound on the number of names in the member `outputs`, or in the member that an operation has in its place. A
+ * name is a tensor or a count of PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -285,8 +285,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text to `to` if it has the form of an id. strspn() would be slower, because each call builds a table, and
- * a request may have a thousand ids. */
+/* Copies the text to `to` if it has the form of an id. A request may have a thousand ids, so strspn() would be too
+ * slow: each call builds a table. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {

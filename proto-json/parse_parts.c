@@ -1,4 +1,5 @@
-/* parse_parts.c: the parts of a merge. JSON has them as a list, the other formats as a tensor for each name:
+/* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. JSON
+ * has the parts as a list, the other formats as a tensor for each name:
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
@@ -21,8 +22,8 @@
  * them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of the tensor out (which 0) or lse (which 1) of a part of a merge. Numbers below ATTN_TENSOR_COUNT
- * are the problem's own tensors. */
+/* Returns the number of the tensor out (`which` is 0) or lse (`which` is 1) of a part of a merge. Numbers below
+ * ATTN_TENSOR_COUNT are the problem's own tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;

@@ -168,8 +168,7 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Converts int64 to int32 in place. This is safe, because element i as int32 overwrites only int64 elements that have
- * been read. */
+/* Converts int64 to int32 in place. Element i as int32 overwrites only int64 elements that have been read already. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
     const int64_t *const from = t->data;
@@ -277,8 +276,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Beginnings of the names of dtypes of other programs that attnd does not accept. Their numbers have fewer than 8 bits,
- * or share scales, so no simple conversion helps. */
+/* Beginnings of the names of other programs' dtypes that attnd does not accept. Numbers of these dtypes have fewer than
+ * 8 bits, or share scales, so no simple conversion helps. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -291,7 +290,7 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* Returns the name in requests of the first dtype that the tensor may have. */
+/* Returns the name, as requests write it, of the first dtype that the tensor may have. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));

@@ -14,7 +14,7 @@
 #include "kernels/judge/judge.h"
 #include "operations.h"
 
-/* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
+/* ---- Errors: one table of all errors that a client can get ------------------------------------------------------- */
 
 /* The errors. Each row: id, HTTP status, code (a stable name), title. The member `detail` of an error is a sentence
  * that is made where the error is found. */
@@ -71,7 +71,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
  * element, resulting dtype. Values must fit the resulting dtype: an int64 must fit int32, and a bool must be 0 or 1.
- * All other dtypes are those of ATTN_DTYPE_MAP. */
+ * ATTN_DTYPE_MAP has all other dtypes. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -86,7 +86,7 @@ typedef struct proto_dtype {
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
 /* proto_dtype_takes() returns whether the tensor may have the dtype in some problem. proto_dtype_list() writes the wire
  * names of all dtypes that the tensor may have, such as "int32 or int64", and returns `text`. proto_dtype_judged()
- * returns whether the tensor may have the dtype if it is a result that a check judges. */
+ * returns whether a client's result that a check compares with exact ones may have the dtype. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -130,8 +130,8 @@ enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit co
 
 /* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers. A smaller
  * limits.rest_bytes applies instead. The thread that receives the body parses the header as soon as it is complete,
- * because the header says where the following data go. That takes 3 ms at most. 64 tensors with their shapes take 10
- * KiB, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
+ * because the header says where the following data go. Parsing the header takes 3 ms at most. 64 tensors with their
+ * shapes take 10 KiB, and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for tensor bytes. grow() provides at least `bytes` in one block at *base, 64-byte aligned, and keeps the
@@ -186,8 +186,8 @@ typedef struct proto_parts {
     /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
     bool named;
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part; lse is a
-     * natural logarithm, and -inf in a part without keys */
+    /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part. lse is a
+     * natural logarithm; it is -inf in a part without keys. */
     attn_result at[];
 } proto_parts;
 
@@ -205,35 +205,37 @@ typedef struct proto_item {
     uint64_t outputs; /* the outputs that the answer contains: bits of attn_tensor_id */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows of out to verify; 0: no rows; PROTO_VERIFY_ALL: all rows */
-    /* forward only: true if the client wants the results kept as a context (saved forward), for one later backward */
+    /* for a forward: true if the client wants the results kept as a context (saved forward), for one later backward */
     bool save;
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the rows to append,
-     * and the problem is not checked yet. The caller sets the other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the keys and values
+     * to append. The problem is not checked yet, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* observe: the numbers that the client wants beside tensors: one bit for each proto_count_id */
-    /* observe: number of queries and of keys of a tile, if tiles are to be counted; 0: the client gave no size of
-     * tiles */
+    unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
+                      * tensors, one bit for each proto_count_id */
+    /* for an observe (statistics of probabilities): number of queries and of keys of a tile, if tiles are to be
+     * counted; 0: the client gave no tile size */
     int64_t tile_size[2];
-    int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the numbers flops_forward and
+    int64_t head_dim_v; /* member head_dim_v, the length of a row of V, for the counts flops_forward and
                          * flops_backward; 0: as long as a row of Q and K */
-    proto_parts *parts; /* merge: the parts, which the proto_call owns; NULL: the operation is not a merge */
-    /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
-     * keys have lse +inf (otherwise -inf) */
+    proto_parts *parts; /* for a merge: the parts (results over different keys), which the proto_call owns; NULL: the
+                         * operation is not a merge */
+    /* for a merge of parts: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1
+     * if parts without keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
-    attn_tensor *results; /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
-    attn_op asked;        /* check: the member `operation`, which says which operation's results are judged */
+    attn_tensor *results; /* for a check: the client's results that are compared with exact ones, by attn_tensor_id;
+                           * the proto_call owns them */
+    attn_op asked;        /* for a check: the member `operation`, which says which operation's results are checked */
     int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
     int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
     /* the error of the problem; if the status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
 
-/* ---- The options: one row for each member of a problem that is not a tensor
- * ----------------------------------------
+/* ---- The options: one row for each member of a problem that is not a tensor -------------------------------------
  *
  * parse_options.c has this table and reads the members by it, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
@@ -398,8 +400,8 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks the problem (attn_check) and prepares its outputs. Call this function for a problem whose tensors you have set
- * yourself. proto_parser_finish() has already done it for every forward or backward without a `context` (saved
- * forward), and has checked every merge. */
+ * yourself. proto_parser_finish() has already done this for every merge, and for every forward or backward without a
+ * `context` (saved forward). */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
@@ -417,7 +419,8 @@ void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NUL
  * text of a syntax error names the byte offset in the body. */
 attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t count, attn_error *err);
 
-/* Returns the operation of the body. It is known before the body arrives; for KServe, after proto_parser_kserve(). */
+/* Returns the operation of the body, which is known before the body arrives. For KServe it is known after
+ * proto_parser_kserve(). */
 proto_op proto_parser_op(const proto_parser *parser);
 /* Returns how many bytes that are not tensor data have arrived so far. proto_parser_finish() parses these bytes, in
  * about 12 us for 200 bytes. */
@@ -517,8 +520,10 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
-    attn_counts counts;   /* the counts that an observe was asked for; otherwise not set */
-    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: there is no report */
+    attn_counts counts;   /* the counts that an observe request (statistics of probabilities) asks for; not set for
+                           * other operations */
+    judge_result *report; /* for a check of a client's results: the report, which the caller frees with free(); NULL:
+                           * there is no report */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;

@@ -1,5 +1,5 @@
-/* region.c: the bodies with which Triton's clients register regions of shared memory, of the system and of a GPU. Each
- * body is an object with a few members, which a table describes. */
+/* region.c: the bodies with which Triton's clients register regions of shared memory, which is the system's memory or a
+ * GPU's. Each body is an object with a few members, which a table describes. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,10 +5,10 @@
  *     |                               |  "__metadata__": {"causal": "true"}}                             |          |
  *
  * The header is small. A scanner reads it as it arrives, so the header is strictly JSON and within the limits. When the
- * header is complete, its tree becomes that of a JSON body. data_offsets become `data`, the index of an extracted
- * value, and the strings of __metadata__ become options. parse.c checks all names, shapes, dtypes and options at the
- * end of the body. This file checks only data_offsets, because the data come next. The data go directly to the caller's
- * memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
+ * header is complete, its tree is turned into the tree of a JSON body. data_offsets become `data`, the index of an
+ * extracted value, and the strings of __metadata__ become options. parse.c checks all names, shapes, dtypes and options
+ * at the end of the body. This file checks only data_offsets, because the data come next. The data go directly to the
+ * caller's memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
  *
  * Invariants:
  *   1. Between two bytes, the whole state is in struct reader. A body gives the same result however it is split.

@@ -2,8 +2,8 @@
  *
  * The problem: a body of hundreds of megabytes consists of three long strings and a little JSON around them. A parser
  * of whole documents would hold the body twice and read it three times. So a state machine reads the body byte by byte
- * and keeps only what the grammar needs: the state and a stack of frames. It passes the long strings in large parts to
- * base64_decode_until(), which stops by itself at the quote.
+ * and keeps only what the grammar needs: the state, and a stack with a frame for each open object or array. It passes
+ * the long strings in large parts to base64_decode_until(), which stops by itself at the quote.
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
  *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
@@ -115,7 +115,7 @@ struct scan {
     numbers_reader numbers;
     int numbers_extract;    /* index of the extracted value that `reader` reads at present; NO_EXTRACT: `reader` reads
                              * none */
-    uint64_t numbers_begin; /* offset in the body of the '[' with which that array begins */
+    uint64_t numbers_begin; /* offset in the body of the '[' of the array that `reader` reads */
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */

@@ -12,8 +12,8 @@
 
 /* ---- Tables of words that other programs use --------------------------------------------------------------------- */
 
-/* Lists of operations, which are the places of many rows of hints. A hint may name a member only if all operations of
- * its row take the member. */
+/* Lists of operations. Many rows of hints have such a list as their places. A hint may name a member only if all
+ * operations of its row take the member. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -33,8 +33,8 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words that clients write for a mask or bias. They have one hint in a forward and a backward, and another in a
- * decode. */
+/* Words that clients write for a mask or bias. The hint for these words is one text in a forward and a backward, and
+ * another in a decode. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -314,8 +314,8 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* names of members that other servers accept, and that clients therefore send to this server too; each row has the
-     * advice that the error message gives: what to write instead, or to leave the member out */
+    /* Names of members that other servers accept, and that clients therefore send to this server too. The text of each
+     * row says what to write instead, or to leave the member out. */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -451,7 +451,7 @@ const char *suggestion_of(const char *place, const char *word)
     return NULL;
 }
 
-/* ---- Names of which a part is known ------------------------------------------------------------------------------ */
+/* ---- Names that contain a known word ----------------------------------------------------------------------------- */
 
 #define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
 
@@ -631,9 +631,9 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* BLOCK: bytes that one loop turn examines. LEAST: fewer bytes are never called hexadecimal, because short base64
-     * may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first MOST are
-     * examined. */
+    /* BLOCK: bytes that one iteration of the loop examines. LEAST: fewer bytes are never called hexadecimal, because
+     * short base64 may look like hexadecimal digits by chance. MOST: if there are more than MOST bytes, only the first
+     * MOST are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
      * only the character 'A', which is also a hexadecimal digit */
@@ -661,7 +661,7 @@ bool suggestion_is_base64(const uint8_t *bytes, size_t count)
     return count > 0;
 }
 
-/* ---- Bytes of a file format around a tensor's bytes -------------------------------------------------------------- */
+/* ---- Files that clients send instead of a tensor's bytes --------------------------------------------------------- */
 
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 

@@ -33,7 +33,7 @@ const char *suggestion_of(const char *place, const char *word);
 
 extern const struct suggestion suggestion_topics[];
 /* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
- * the topic; NULL: no part does. This is for words without a hint of their own. `place` is as for suggestion_of(). */
+ * the topic. NULL: no part does. Call this for words without a hint of their own. `place` is as for suggestion_of(). */
 const char *suggestion_topic(const char *place, const char *word);
 
 enum { SUGGESTION_DTYPE_BYTES = 32 };

@@ -82,7 +82,7 @@ void tree_forget(struct tree_memory *memory)
     *memory = (struct tree_memory){ 0 };
 }
 
-/* ---- Parsing the JSON that is left without tensor values --------------------------------------------------------- */
+/* ---- Parsing a body's JSON without its tensor values ------------------------------------------------------------- */
 
 /* The functions below parse the rest (a body's JSON without tensor values). The scanner has checked the rest and
  * removed its white space, and its strings begin with a type letter. cJSON's own parser would take ten or more

@@ -1,8 +1,8 @@
-/* check_command.c: see check_command.h.
+/* check_command.c: the command `attnd check FILE`, see check_command.h.
  *
- * The command reads a file that a client could POST to /v1/attention/check as application/x-safetensors. Members that
- * are no tensors are in the file's metadata, as strings of JSON. The command writes the members of the option --members
- * into the metadata before the file is parsed. */
+ * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
+ * members of the request that are not tensors, as strings of JSON. The option --members names a further file with
+ * members. The command adds them to the metadata before it parses FILE. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>
@@ -26,8 +26,8 @@ enum {
     LENGTH_BYTES = 8, /* size in bytes of the number that begins a file: its header's length */
     /* number of seconds for which the judge, which compares the results in the file with exact ones, may work */
     CHECK_SECONDS = 60,
-    LINES_WORST = 3,   /* number of elements that are printed, those with the largest errors */
-    LINES_REASONS = 3, /* largest number of printed explanations of errors */
+    LINES_WORST = 3,   /* how many of the elements with the largest errors are printed */
+    LINES_REASONS = 3, /* largest number of explanations that are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
@@ -134,8 +134,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Makes the file anew, with added members in its metadata: it consists of a new header, which is returned, and the data
- * of the old file from byte `data` on. NULL: the members were refused, with a message. */
+/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header, which the data
+ * of the old file from byte `data` on must follow. NULL: the members were refused, and a message says why. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;
@@ -160,7 +160,7 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
     return merged;
 }
 
-/* ---- Reading and judging the problem ----------------------------------------------------------------------------- */
+/* ---- Reading the problem, and comparing its results with exact ones ---------------------------------------------- */
 
 /* The memory into which the parser writes the tensors. */
 struct memory {

@@ -49,7 +49,7 @@ struct target {
     char path[512];
 };
 
-/* ---- The address to ask ------------------------------------------------------------------------------------------ */
+/* ---- The address to which the request is sent -------------------------------------------------------------------- */
 
 /* Returns the loopback address for a wildcard address (0.0.0.0, [::]), on which a server can listen but to which no
  * client can connect. */
@@ -206,7 +206,7 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
     return (ssize_t)used;
 }
 
-/* ---- The two requests -------------------------------------------------------------------------------------------- */
+/* ---- The two kinds of requests: HTTP and TLS --------------------------------------------------------------------- */
 
 /* Sends GET for the target's path and returns the HTTP status of the answer, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)

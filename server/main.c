@@ -1,9 +1,16 @@
 /* main.c: starts everything in order, serves until a signal ends it, and stops everything in reverse order.
  *
- * Exit status: 0 the server was drained; 64 bad options; 69 an address, a device or a thread is not available; 70 the
- * last device failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong or
- * unreadable; 128 + N under --supervise: signal N ended the server five times in a row. If the server cannot start, it
- * prints one line on standard error and serves nothing. */
+ * Exit status:
+ *
+ *   0         the server has finished all accepted requests (it was drained)
+ *   64        an option is wrong
+ *   69        an address, a device or a thread is not available
+ *   70        the last device failed
+ *   71        the server was told to stop, and was ended by force (signals.h)
+ *   78        a file that an option names is wrong or unreadable
+ *   128 + N   under --supervise: signal N ended the server five times in a row
+ *
+ * If the server cannot start, it prints one line on standard error and serves nothing. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -58,7 +65,7 @@ static void tune_malloc(void)
 #endif
 }
 
-/* Opens /dev/null for each standard descriptor (0, 1, 2) that is closed. Otherwise the next socket would get its
+/* Opens /dev/null for each standard descriptor (0, 1, 2) that is closed. Otherwise the next socket would get that
  * number, and log lines would be sent to a client. */
 static void hold_standard_descriptors(void)
 {

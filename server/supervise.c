@@ -49,8 +49,8 @@ int supervise_inherited(int *fds, int capacity)
     return count;
 }
 
-/* Starts the program anew as the server. It runs in the child between fork and exec, where only system calls are
- * allowed. */
+/* Starts the program anew as the server. The function runs in the child between fork and exec, where only system calls
+ * are allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {

@@ -204,8 +204,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters between the words of a name, such as _ and -, because cu_seqlens_q, cu-seqlens-q, "cu seqlens q"
- * and cuSeqlensQ are the same name. */
+/* Skips the characters between the words of a name, such as _ and -. For this file, cu_seqlens_q, cu-seqlens-q, "cu
+ * seqlens q" and cuSeqlensQ are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
@@ -266,7 +266,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* two names with so many typing mistakes between them are not similar, given the length of this name */
+        return; /* with so many typing mistakes between them, names of this length do not count as similar */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -20,9 +20,9 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
 /* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
  * than `limit`, or that finds no memory, is left out as a whole. After such a failure nothing is added, so a text never
- * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are
- * two exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has
- * no NUL. */
+ * has a gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure, with two
+ * exceptions. `at` is NULL in a growing text that never had a piece or never had memory. A buffer of 0 bytes has no
+ * NUL. */
 struct text {
     char *at;
     size_t used;  /* length of the text in bytes, without the NUL */
@@ -135,8 +135,8 @@ static inline int text_hex_digit(unsigned char c)
 }
 
 /* Returns how many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
- * the backslash. It tests eight bytes at a time. In the variable `odd`, the top bit of each byte is set if that byte of
- * the text needs an escape. */
+ * the backslash. The function tests eight bytes at a time. In the variable `odd`, the top bit of each byte is set if
+ * that byte of the text needs an escape. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;

@@ -7,11 +7,11 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-/* a smaller head costs as much as a head of this size, because kernels compute whole tiles */
+/* heads smaller than this cost as much as heads of this size, because kernels compute whole tiles */
 enum { LEAST_HEAD_DIM = 64 };
 
-/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
- * so a small head counts with its padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
+ * request). Kernels compute whole tiles, so a small head counts with its padding. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;
@@ -51,7 +51,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    /* cancelled requests are no errors of the device, so they are not counted here */
+    /* a cancelled request is not an error of the device, so it is not counted here */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
     /* This function does not report a lost device. The main thread reports the loss, once for all batches. */

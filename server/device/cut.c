@@ -1,4 +1,4 @@
-/* cut.c: cuts a problem that takes long over several devices.
+/* cut.c: cuts a problem that takes long into parts, which several devices compute.
  *
  *     one problem: q k v of 8 heads          device 0: heads 0 to 3          out of 8 heads
  *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
@@ -12,10 +12,11 @@
  *   by queries   A part computes some queries, with all keys and values (attn_queries_of()). Under a causal mask the
  *                parts have different numbers of queries, and about equally many pairs of a query and a key.
  *
- * No number of one head or batch row depends on another, no number of one query of out, lse and dq depends on another,
- * and all parts run the kernel that the whole problem would run. These numbers are therefore equal, to the bit, to
- * those of one device. With parts by queries, the devices add up dk and dv from the parts (sums.c). A device with its
- * own memory gets only what its part reads. Tensors that all parts need, such as lengths, go to each device.
+ * Results of one head or batch row do not depend on other heads or rows. In out, lse and dq, the results of one query
+ * do not depend on other queries. All parts run the kernel that the whole problem would run. These results are
+ * therefore equal, to the bit, to those of one device. With parts by queries, the devices add up dk and dv from the
+ * parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need, such as
+ * lengths, go to each device.
  *
  * Some problems are not cut, or not in each way, because their answers could differ:
  *
@@ -39,7 +40,7 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job is one problem whose parts different devices can compute. */
+/* True if the job (the computation of one request) is a single problem that several devices can share. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -51,8 +52,8 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* Returns into how many batch rows the problem can be cut; 1 if some gradient is a sum over batch rows, because such a
- * problem is not cut by batch. */
+/* Returns into how many parts the problem can be cut by batch rows. The result is 1 for a packed problem, and for a
+ * gradient that is a sum over batch rows. */
 static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
 {
     const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
@@ -72,8 +73,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Chooses the way in which `count` devices share the problem (by heads, batch rows or queries). `sums`: the devices may
- * add up gradients from the parts. */
+/* Chooses how `count` devices share the problem: by heads, batch rows or queries. `sums`: parts by queries are allowed
+ * even if gradients must then be added up over the parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
@@ -97,8 +98,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Size of the largest part, if each device gets one. If parts of this size do not need all devices, the job is cut
-     * into fewer parts, because further devices would not end the job earlier. */
+    /* Heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover the
+     * problem, fewer parts are made, because more parts would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -121,7 +122,8 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit: both have the same kernels and are of one kind. */
+/* True if the two devices compute results that are equal to the bit, because they are of one kind and have the same
+ * kernels. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -130,8 +132,9 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Changes a copy of a problem so that it can be planned for any device. Plans depend on addresses, so the tensors
- * become contiguous and get addresses like those in a device's memory: aligned, and different for each tensor. */
+/* Changes a copy of a problem so that a kernel for it can be chosen (planned) on any device. The choice depends on
+ * addresses. So the tensors become contiguous, with addresses as in a device's memory: aligned, and different for each
+ * tensor. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -173,8 +176,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* True if each device has enough memory for the sums of its parts, if the problem is cut into `parts` parts and `able`
- * devices share them. */
+/* True if the devices have enough memory for the gradients that the parts compute (sums over queries, see sums.c). The
+ * problem is cut into `parts` parts, which `able` devices share. */
 static bool have_memory(const struct devices *devices, const attn_problem *p, int parts, int able)
 {
     const int64_t bytes = sums_bytes(p, parts) * ((parts + able - 1) / able);
@@ -183,9 +186,9 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
     return true;
 }
 
-/* The number of parts stays as it is decided here, even if devices are busy or fail later. The bits of gradients that
- * are added up from parts therefore do not depend on the devices' load. Only if so many devices fail that the others
- * have too little memory for all sums, the job is not cut. */
+/* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. The number
+ * stays the same if devices are busy or fail later, so these gradients have the same bits under any load. If so many
+ * devices fail that the others lack memory for the sums, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -199,7 +202,7 @@ void cut_prepare(const struct devices *devices, struct job *job)
         !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
         return;
     job->sum_parts = count;
-    job->kind = 0; /* the job runs in parts, and never in a batch with others */
+    job->kind = 0; /* a job that runs in parts never shares a batch with other jobs */
 }
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
@@ -222,8 +225,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: `first`, which is over[0], and others. Returns their number.
- * *wait_ns is reduced to the time until another device may have room (device_has_room()). */
+/* Lists the devices that may compute parts of the job: over[0] is `first`, and the others compute the same bits and
+ * have room for the job. Returns their number. *wait_ns is reduced to the time until another device may have room
+ * (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -247,11 +251,13 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* the devices that are left lack memory for the
+                                                                    * sums, so the job will not be cut */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
-/* Cuts a job that has sum_parts parts. If there are more parts than devices, some devices get several parts. */
+/* Cuts a job by queries into the sum_parts parts that cut_prepare() has decided. If there are more parts than devices,
+ * some devices get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -283,9 +289,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends a range of device numbers such as "0-3" to the text. The range begins with the smallest number above `after`
- * of a device that had a part of the job, and ends before the first gap. Returns the last number of the range. Returns
- * -1 if no device above `after` had a part. */
+/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the smallest number above
+ * `after` of a device that had a part of the job, and ends before the first gap. Returns the last number of the range.
+ * Returns -1 if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

@@ -9,8 +9,8 @@
  * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
  *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
  *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
- *    batch of a flow that has no other batch on the device. The parts of a job with sum_parts (struct job) may be more,
- *    because one device may get all of them if other devices are busy or lost.
+ *    batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts (struct job)
+ *    may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
  *    time that the guest needs (DEVICE_GUEST_FACTOR).
@@ -114,7 +114,8 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* These series of metrics exist from the start, because a rate ignores the first sample of a series. */
+    /* Creates these series of metrics with the value 0 at the start, because Prometheus's rate() ignores the first
+     * sample of a series. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -220,7 +221,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        device->held_may_run = true; /* the loop has ended and frees no sums for which a held batch might wait */
+        device->held_may_run = true; /* the main thread's loop has ended and frees no more sums of gradients, so a
+                                      * held batch must be tried again now */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
@@ -339,9 +341,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides may be
- * skipped, so they do not count. To find the hidden scores, the rows of the mask are read, but only if the time is
- * long. */
+/* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
+ * count, because kernels may skip them. The rows of the mask are read to count hidden scores only if
+ * the time is long. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -369,8 +371,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1).
- * Guests, which are batches of flows that have no other batch on the device, are not included. */
+/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1 at
+ * the top of this file). Batches of flows that have no other batch on the device (guests) are not included. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -403,8 +405,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* A check of a client's results counts no floating-point operations. Among devices that have only checks, the
-         * one with the fewest batches is chosen. */
+        /* Checks of clients' results count no floating-point operations. Among devices that have only checks, the one
+         * with the fewest batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -419,7 +421,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* false if the batch has run for longer than expected, because nobody knows when it ends */
+    /* false if the oldest batch has run for longer than expected, because its end is then unknown */
     return *wait_ns > 0;
 }
 

@@ -7,7 +7,7 @@
  *
  * What can go wrong on a device, and what the server does then:
  *
- *   out of memory, inline slot     the job is queued, as if there were no inline slots
+ *   out of memory, HTTP thread     the job that an HTTP thread tried to run is queued for a device's thread
  *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
  *                                  if it then fails, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
@@ -30,27 +30,28 @@
 
 struct device;
 
-/* Parts of jobs that run together on one device. The main thread makes a batch. A thread of the device owns the batch
- * from devices_submit() until the batch arrives in the main thread's mailbox. */
+/* Parts of jobs (computations of requests) that run together on one device. The main thread makes a batch. A thread of
+ * the device owns the batch from devices_submit() until the batch arrives in the main thread's mailbox. */
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) whose work this batch counts as: that of the batch's first job, which holds a reference to the
-     * flow. NULL: the first job has no flow. */
+    /* The flow (client) to which this batch belongs: the flow of the batch's first job, which holds a reference. NULL:
+     * the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
-    struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
+    struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
-    /* number of jobs whose requests still wait; only the main thread uses it; at 0 the batch is cancelled */
+    /* number of jobs whose requests still wait for a result; at 0 the batch is cancelled; only the main thread uses
+     * this */
     int waiting;
     /* attn_cancel() sets it: the device then ends the batch between two tiles of a kernel, or between two launches */
     int cancel;
     /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
-    /* true: an HTTP thread put the batch on the device, and not the device's thread; it recorded no events between the
-     * stages of the batch */
+    /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
+     * the stages of the batch */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -90,11 +91,12 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the devices' threads after the work that runs, and waits for them for at most `wait_ms`. False: a thread still
- * runs. There may still be batches in the mailbox afterwards. */
+/* Ends the devices' threads when their running work is done, and waits for them for at most `wait_ms`. False: a thread
+ * still runs. The mailbox may still have batches afterwards. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
-/* Frees the devices. Call this after devices_stop() has returned true and the mailbox is empty. */
-void devices_close(struct devices *devices); /* closes the devices; does nothing if `devices` is NULL */
+/* Closes and frees the devices; does nothing if `devices` is NULL. Call this after devices_stop() has returned true and
+ * the mailbox is empty. */
+void devices_close(struct devices *devices);
 
 /* Adds a pool of memory for KV caches (--kv-bytes) on each device. The memory is allocated with the first cache. Call
  * this before the first request. INVALID: a device has less memory than the pool needs. */
@@ -102,10 +104,10 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* Returns what the first device can compute, from which any thread may plan problems. */
+/* Returns what the first device can compute. Any thread may use this to choose kernels for problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* Returns what was found out about the device with the most memory when it was opened. */
+/* Returns the description of the device with the most memory, made when the device was opened. */
 devices_largest(const struct devices *devices);
 /* Sets `source` to a source of host memory that the first device has pinned, because devices copy from pinned memory
  * fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool,
@@ -125,35 +127,37 @@ struct device_state {
 /* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
 
-/* Returns the device that its backend calls by this number (2 for "cuda:2"), for importing memory. *number becomes the
- * server's number of the device. NULL: this server does not use the device. Any thread may call this. */
+/* Returns the device that has this number in its backend (2 for "cuda:2"), for importing a client's memory on that GPU.
+ * *number becomes the server's number of the device. NULL: this server does not use the device. Any thread may call
+ * this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 /* true if the device has not failed; any thread may call this */
 bool devices_is_usable(const struct devices *devices, int number);
-/* Records that a call for the device returned DEVICE_LOST; devices_to_disable() tells the main thread. Any thread may
- * call this. */
+/* Records that a call for the device returned DEVICE_LOST; devices_to_disable() then tells the main thread. Any thread
+ * may call this. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- Functions for the main thread ------------------------------------------------------------------------------- */
 
-/* Returns a time in seconds that the job takes at least, even on the fastest device and with the best kernel. A job may
- * take several times as long. Any thread may call this. */
+/* Returns a lower bound, in seconds, on the job's time on the fastest device with the best kernel. The job may take
+ * several times as long. Any thread may call this. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* Returns into how many parts the job may be cut at most. Any thread that owns the job may call this. */
+/* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
 /* Decides whether the job will be cut by queries into parts whose gradients are added up, and sets job->sum_parts. Call
  * this once, after prepare_job(), on the thread that owns the job. The job is not cut in this way if the sums would
  * take more than half of a device's memory. */
 void cut_prepare(const struct devices *devices, struct job *job);
 
-/* Functions for the gradients that are sums over queries. sums_begin(): call it when all parts of a job have run. True:
- * each part must leave once more, for its device part->sums_on, to add up a share of the gradients. False: the job has
- * no such gradients, or they are added up already, or a device was lost with its part of them; the part then has the
- * error DEVICE_LOST. sums_free() frees the parts' memory of sums; call it when no part is with a device.
- * sums_free_part() frees the memory of one part; call it when the part is back and no part adds up. sums_lose(): call
- * it when a device that hangs has a part of the job. While parts add up, the memory of their sums may then never be
- * freed, so no batch waits for that memory any more. */
+/* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
+ * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
+ * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
+ * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. sums_free()
+ * frees the parts' memory for sums; call it when no part is with a device. sums_free_part() frees the memory of one
+ * part; call it when the part is back and no part adds up. Call sums_lose() when a device that hangs has a part of the
+ * job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory any
+ * more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -168,31 +172,33 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * before. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
- * --split-above-ms. The parts go to all devices that have room for the job and whose results are equal to the bit
- * (cut.c). Returns the number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If
- * gradients are added up from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is
- * no memory for the parts. */
+/* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
+ * --split-above-ms. The parts go to all devices that have room for the job and compute equal bits (cut.c). Returns the
+ * number n of parts, and writes their devices to over[0] to over[n - 1]; over[0] is `first`. If gradients are added up
+ * from the parts (sums.c), a device may get several parts. 1: the job was not cut. 0: there is no memory for the
+ * parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job has gradients that are added up from parts, and the devices that have room for it, with `first` among
- * them, have too little memory for the sums of all parts. More devices may have room later. `first` must have room.
- * *wait_ns is reduced as by device_has_room(). */
+/* False: the job must wait, because its gradients are added up from parts (sums.c). The devices that have room for the
+ * job, with `first` among them, have too little memory for the sums of all parts. More devices may have room later:
+ * *wait_ns is reduced to the time until then, as by device_has_room(). `first` must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
-/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
+/* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
+ * job's result. All parts must have run. */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Combines what the devices of a cut job found when they compared their parts' outputs with exact outputs
- * (`truth_found` in job.h). All parts must have run. */
+/* Combines what several devices found when they compared the outputs of a job's parts with exact outputs (`truth_found`
+ * in job.h). All parts must have run. */
 void cut_join_truths(struct job *job);
 /* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: it would gain
  * no time, and until the first one ends, more jobs may join it. *wait_ns becomes the time for which the second batch
  * may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
-/* The device must have room for the batch, unless the batch is a part of a job with sum_parts (struct job). */
+/* Sends the batch to the device. The device must have room for the batch, unless the batch is a part of a job whose
+ * gradients are added up from parts (sum_parts of struct job). */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job. An HTTP thread has put this job on the device already, so the batch needs no free
- * slot. */
+/* Submits a batch of one late job. An HTTP thread has put this job on the device, where it takes longer than expected.
+ * The batch therefore needs no free slot (stream). */
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
@@ -203,9 +209,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL if there is none. It must be disabled if a thread noted it as lost,
- * or if a batch on it has taken too long (--watchdog-ms and the time that the batch's size explains). *overdue: a batch
- * has taken too long. The CPU is not watched. */
+/* Returns a device that must be disabled, or NULL if there is none. A device must be disabled if a thread noted it as
+ * lost, or if a batch on it takes too long. *overdue: a batch takes longer than its size explains, by more than
+ * --watchdog-ms. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

@@ -23,7 +23,8 @@
  *
  * Invariants
  * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
- *    thread uses them until the job is adopted or settled.
+ *    thread uses them until the job is adopted (a device's thread takes it over) or settled (inline_settle() has
+ *    waited for its end).
  * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. The job's request holds
  *    this reference on the way to the main thread, and the job's batch holds it afterwards. */
 #include "server/device/inline.h"
@@ -128,8 +129,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job now. For a cache transaction the queue must be empty, too: otherwise it could
- * overtake transactions in the queue that wait for the same caches. */
+/* True if the GPU seems free for the job now. A cache transaction also needs an empty queue. Otherwise it could
+ * overtake queued transactions that wait for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -171,11 +172,11 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run on this stream for HTTP threads (inline slot), although its transaction may have begun, as
+ * run on this inline slot (a stream for HTTP threads). Its transaction may have begun nevertheless, as
  * transaction_has_begun() tells. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
+    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -186,9 +187,9 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares all that the job needs to run at once: its cache transaction, its plan and scratch memory. If the job has a
- * transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun (see
- * take_step()). */
+/* Prepares all that the job needs to run at once: its cache transaction, its plan (choice of kernel) and scratch
+ * memory. If the job has a transaction, the plan points at *placed. False: the job cannot run on this inline slot,
+ * although its transaction may have begun (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -196,7 +197,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* an error is not reported here: if the job cannot run here, the main thread meets the same error and reports it */
+    /* the error is ignored: if the job cannot run here, the main thread meets the same error and reports it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
@@ -206,9 +207,9 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns a time from which the duration of the job is computed: the processor time of this thread, or the real time if
- * the device is a GPU. On the CPU the real time would include the work of other threads, because there are more HTTP
- * threads than cores. */
+/* Returns a time from which the duration of the job is computed. On a GPU it is the real time. On the CPU it is the
+ * processor time of this thread: there are more HTTP threads than cores, so the real time would include the work of
+ * other threads. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
@@ -234,8 +235,8 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     return status;
 }
 
-/* Adds `by` to the number of requests that run on the device through inline slots: 1 when an HTTP thread begins to run
- * a job, -1 at its end. */
+/* Counts the requests that run on the device through inline slots (streams for HTTP threads). `by` is 1 when an HTTP
+ * thread begins to run a job, and -1 at its end. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -258,7 +259,8 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job on the inline slot that was taken for it. make_ready() must have succeeded. */
+/* Runs a job on the inline slot (a stream for HTTP threads) that was taken for the job. make_ready() must have
+ * succeeded. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
@@ -297,8 +299,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* There is too little memory, and only a device's thread may wait for memory, an HTTP thread may not. So the inline
-     * slot is given back and the job is queued. */
+    /* There is too little memory. A device's thread may wait for memory, but an HTTP thread may not. So the inline slot
+     * (a stream for HTTP threads) is given back, and the job is queued. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

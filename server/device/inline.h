@@ -29,7 +29,7 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for a late job (an HTTP thread left it running: INLINE_LATE), however long it takes. Afterwards no device uses
  * the job's memory. Does nothing for other jobs. */
 void inline_settle(struct job *job);
-/* True if HTTP threads compute small jobs on the CPU. They should then run on the cores near their clients. */
+/* True if HTTP threads compute small jobs on the CPU. HTTP threads should then run on the cores near their clients. */
 bool inline_near(const struct devices *devices);
 /* Returns how many jobs HTTP threads have computed in inline slots (inline.c) since the last call of this function, and
  * sets *seconds to the processor time that they took. Any thread may call this. */

@@ -3,11 +3,11 @@
  *   devices.c   functions for the main thread: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
- *   truth.c     verifies outputs in float64 on the device that made them; computes the truth of checks
- *   merge.c     makes one problem of equal small problems; small cache transactions without copies
- *   cut.c       cuts a problem that takes long over several devices, by groups of heads, batch rows or queries
- *   parts.c     a part of such a problem on its device
- *   sums.c      adds up the gradients of parts by queries that are sums over all queries
+ *   truth.c     verifies outputs in float64 on the device that made them; computes exact results for checks
+ *   merge.c     makes one problem of equal small problems; runs small cache transactions without copies
+ *   cut.c       cuts a problem that takes long into parts for several devices, by heads, batch rows or queries
+ *   parts.c     a part of a cut problem on its device
+ *   sums.c      adds up gradients that are sums over all queries, such as dk, over the parts of a cut problem
  *   inline.c    inline slots: small problems that HTTP threads compute or put on a GPU
  *   batch.c     a batch's work, results, times and metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -23,8 +23,8 @@
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
-/* Returns the bytes of a tensor whose elements lie one after the other, rounded up to a multiple of MERGE_LINE. The
- * tensor must have been checked. */
+/* Returns the bytes of a contiguous tensor, rounded up to a multiple of MERGE_LINE. The tensor's shape must have been
+ * checked. */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
@@ -44,12 +44,12 @@ struct slot {
     attn_stream *stream;
     struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
-    /* how long the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
+    /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
     attn_plan *plans; /* one plan for each element of `problems` */
-    /* room: number of problems for which the arrays have room; count: number of problems of this batch; launched: how
-     * many of the batch's problems have their kernels on the stream. */
+    /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
+     * number of the batch's problems whose kernels are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
@@ -62,8 +62,8 @@ struct slot {
      * skipped rows (with scores beyond float32's range) */
     int64_t first_step;
     /* The exact outputs (truths, in float64) of the batch's items (problems) are computed one item after the other.
-     * truths_left: number of items whose truth is not on the stream yet; truth_item: index of the first of these items;
-     * truth_step: its next step (truth.c). */
+     * truths_left: number of items whose truth is not on the stream yet. truth_item: index of the first of these items.
+     * truth_step: the next step of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
@@ -82,8 +82,8 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below have one element for each job of the batch. */
-    /* Small problems of a batch are merged into one: number of the job (the leader) whose merged problem this job
-     * joins, or the job's own number if it joins none. */
+    /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
+     * joins, or j if job j joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
     /* [job]: if the job is the leader of a merged problem, the number of jobs in this problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
@@ -124,15 +124,16 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    /* The batch that is held back, because there was too little device memory for it while other batches ran, or while
-     * the device had sums of other jobs. NULL: none. */
+    /* The batch that is held back because it lacked device memory while other batches ran, or while the device had sums
+     * of other jobs. NULL: none. */
     struct batch *held;
     /* true: memory has been freed since `held` was set, so the held batch may be tried again */
     bool held_may_run;
-    /* The parts whose memory for sums (sums.c) is on this device, linked by next_kept. Parts whose memory may never be
-     * freed, because a device hangs, are not in the list. */
+    /* The parts of jobs that have sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
+     * memory may never be freed, because a device hangs, are not in the list. */
     struct job_part *kept;
-    unsigned over; /* number of batches that have ended, plus the number of times that the loop has freed sums */
+    unsigned over; /* counts the events that free memory: a batch has ended, or the main thread has freed sums of
+                    * gradients */
 
     int64_t watchdog_ns;
     /* The earliest time at which a batch that runs on the device should be over. NEVER: no batch runs, or the device is
@@ -145,7 +146,8 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
+    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots
+                                  * (streams for HTTP threads) */
     _Atomic bool usable;
     _Atomic bool lost; /* true: a thread that does not belong to the device has noted that the device is lost */
 };
@@ -163,8 +165,8 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    /* number of inline slots (streams on which HTTP threads run small jobs); 0: the devices are not the CPU, and cannot
-     * read staging memory (host memory for tensors) */
+    /* number of inline slots (streams on which HTTP threads run small jobs). 0: the devices are GPUs that cannot read
+     * staging memory (host memory for tensors). */
     int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
@@ -186,19 +188,18 @@ void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the slot's batch. memory_drop_mirrors() frees it. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* Sets the device addresses of those tensors of the job that lie in memory of clients that a driver holds (pinned).
+/* Sets the device addresses of those tensors of the job that lie in clients' pinned memory (pages that a driver holds).
  * Call memory_take_mirrors() before. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* memory_address() translates a host address to the address of its copy on the device. The host address must be in a
  * region that has a mirror (device copy). memory_place() does this for all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* memory_copy_in() puts copies on the slot's stream, from host memory to its mirrors on the device. memory_copy_out()
- * puts copies on the stream that bring a job's outputs back to the host. */
+/* memory_copy_in() puts copies on the slot's stream, from host memory to its copies (mirrors) on the device.
+ * memory_copy_out() puts copies on the stream that bring a job's outputs back to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts the copies of a job's cache transaction on the slot's stream, which write the new keys and values to their
- * pages. */
+/* Puts copies on the slot's stream that write the new keys and values of a job's cache transaction to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
@@ -219,18 +220,18 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
  * slot's arrays leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* Makes the merged problem of a leader (the job by whose number the problem is known) and of the jobs that join it. Its
- * tensors lie in newly allocated device memory. */
+/* Makes the merged problem of a job (the leader) and of the jobs that join it. The merged tensors lie in newly
+ * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts on the slot's stream the copies by a kernel of those jobs for which `moved` is set: inputs to the device, new
- * keys and values to their pages. With `out`: outputs back to the host. */
+/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. Without `out` they copy inputs to
+ * the device, and new keys and values to their pages. With `out` they copy outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
 
-/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of those of
- * `whole`. */
+/* Returns a problem that consists of some heads, batch rows or queries of `whole`. Its tensors are views of the tensors
+ * of `whole`. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
@@ -245,23 +246,27 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* ---- Functions that sums.c defines ------------------------------------------------------------------------------- */
 
-/* True if some outputs of the problem are sums over its queries. If the job is cut by queries, each part then needs
- * memory on its device for its own sums. */
+/* True if some outputs of the problem are sums over its queries, such as dk and dv. If the job is cut by queries, each
+ * part then needs memory on its device for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Returns the bytes of device memory that each part needs for its sums, if the problem is cut into `parts` parts. */
+/* Returns the bytes of device memory that each part needs for gradients that are sums over queries, if the problem is
+ * cut into `parts` parts. */
 int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
- * then lie in this memory. Does nothing if there are none. */
+ * then lie in this memory. Does nothing if the problem has no such outputs. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
-/* Frees the part's memory for sums; does nothing if there is none. No other part may be reading this memory. */
+/* Frees the part's memory for sums of gradients; does nothing if there is none. No other part may be reading this
+ * memory. */
 void sums_drop(struct job_part *part);
-/* True if job a came before job b. No two jobs came at the same time in this order. */
+/* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
-/* True if a batch that lacks memory may wait for sums of other jobs on the device. A part that has sums itself waits
- * only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock held. */
+/* True if a batch that lacks memory may wait until sums of other jobs on the device are freed. A batch that has sums
+ * itself waits only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock
+ * held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts on the stream, which belongs to the part's device: copies of the part's share from the other devices, the sums,
- * and copies of the results to the host. Puts the marks 0 to 3 before, between and after them. */
+/* Puts three kinds of work on the stream, which belongs to the part's device. Copies bring the part's share from the
+ * other devices, kernels add it up, and further copies bring the results to the host. Records the events 0 to 3 before,
+ * between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
  * float32. */
@@ -269,8 +274,8 @@ void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
-/* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. It becomes 0 if
- * the job wants no truth or the device computes none. */
+/* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. truths_left
+ * becomes 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
@@ -290,11 +295,11 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- Functions that batch.c defines ------------------------------------------------------------------------------ */
 
-/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
- * so small heads count with their padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
+ * request). Kernels compute whole tiles, so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem`, which is the problem of an item with this device's addresses. Adapts the plan that prepare_job()
- * made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
+/* Plans `problem` (chooses its kernel): an item's problem with this device's addresses. Adapts the plan that
+ * prepare_job() made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that run on a device when a guest wants to begin. A guest is a batch whose flow (client) has
@@ -306,8 +311,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait if its
- * work is expected to take `seconds`; 0 or less: it may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. Its
+ * work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16". */

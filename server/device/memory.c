@@ -1,10 +1,11 @@
 /* memory.c: device memory of a batch.
  *
- * A unified device (the CPU) computes in staging memory, without copies. For a device with its own memory, each region
- * of a job (a piece of host memory: its inputs, the saved forwards that it uses, its outputs) has a mirror: one block
- * of device memory, copied in one piece. The tensors' pointers are translated from the region to the mirror. Tensors in
- * memory that clients registered (regions/regions.h) are treated differently. Tensors in the device's own memory need
- * no mirror. Tensors in pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
+ * A unified device (the CPU) computes in staging memory, without copies. On a device with its own memory, each region
+ * of a job has a mirror: one block of device memory, copied in one piece. A region is a piece of host memory: the job's
+ * inputs, its outputs, or a saved forward that it uses. The tensors' pointers are translated from the region to the
+ * mirror. Tensors in memory that clients registered (regions/regions.h) are treated differently. Tensors in the
+ * device's own memory need no mirror. Tensors in pinned host memory have a mirror for each tensor, because a client's
+ * tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
  * overlap, so slot->regions lists their mirrors by address for a binary search. */

@@ -10,7 +10,7 @@
  *
  * A kernel makes the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
  * jobs. Each answer is equal to the bit to the answer of a job that runs alone, because no kernel's arithmetic depends
- * on B. If B changed the choice of the kernel, the problems are not merged.
+ * on B. If the larger B would lead to another kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
  * Keys and values are therefore not merged, but queries and tables are. The rows of the merged page table are as long
@@ -52,8 +52,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged with those of other jobs: its elements lie one after the other, it stays aligned
- * behind other tensors, and it is in the job's own memory. */
+/* True if a tensor can be merged with other jobs' tensors. The tensor must be contiguous and in the job's own memory,
+ * and tensors behind it must stay aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -77,7 +77,7 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: both problems
+/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: the two problems
  * belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
@@ -107,8 +107,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader (the job by whose number the problem is known) and of the jobs that join it.
- * The merged tensors have no addresses yet, except tensors in the pool of cache pages. */
+/* Returns the merged problem of a job (the leader) and of the jobs that join it. The merged tensors have no addresses
+ * yet, except tensors in the pool of cache pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -199,8 +199,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the copies of one tensor between a job and the merged problem to the slot's moves. If the merged tensor has
- * longer rows than the job's, each row needs a move of its own; otherwise one move copies all rows. */
+/* Adds moves (copies by a kernel) to the slot, which copy one tensor between a job and the merged problem. If the
+ * merged tensor has longer rows than the job's, each row needs a move of its own. Otherwise one move is enough. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -2,8 +2,8 @@
  *
  * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
  * new memory for each tensor of the part. The part's elements of a tensor are rows of the whole tensor, at equal
- * distances, so one call of attn_copy_rows() copies them all. A tensor of which each part needs all numbers is copied
- * as a whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
+ * distances, so one call of attn_copy_rows() copies them all. A tensor that each part needs as a whole is copied as a
+ * whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -44,7 +44,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part leaves it out */
+    problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time,
+                                  * so the part leaves it out */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         /* the part's problem does not use this tensor, so the device has no copy of it */

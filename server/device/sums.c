@@ -5,10 +5,10 @@
  *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
- * the job is over. When all parts are back, each part leaves once more, for the same device, and adds up one share of
- * the elements: it copies this share from the memory of the other devices, adds the parts' numbers in the order of the
- * parts in float32, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the host.
- * All devices copy and add at the same time.
+ * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
+ * elements. It copies this share from the memory of the other devices. It adds the parts' numbers in float32, in the
+ * order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
+ * host. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -16,20 +16,20 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements, so that its
- * address is a multiple of 16 bytes in each dtype. */
+/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. Its address is
+ * then a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* One output that is a sum over queries, and where its numbers are in the memory that a part has for sums: offsets in
- * bytes. */
+/* Describes one output that is a sum over queries. The offsets, in bytes, say where its numbers are in the memory that
+ * a part has for sums. */
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
     size_t own; /* offset of the sums over the part's own queries, in float32 */
-    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32;
-     * slot_bytes for each of them */
+    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32; each
+     * of these parts has slot_bytes there */
     size_t received;
     size_t slot_bytes;
     size_t result; /* offset of the result: the elements of the output that are this part's share */
@@ -42,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the next output of a problem that is a sum over queries, if the problem is cut into `parts` parts. Begin with
- * { .id = -1 }. False: there is none. */
+/* Finds the output that follows o->id among those that are sums over queries, for a problem that is cut into `parts`
+ * parts. Begin with { .id = -1 }. False: there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
@@ -53,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* No share has more elements than this: a share has at most units / parts units, rounded up, and the last share
-     * also has the elements behind the last whole unit (share_begin()). */
+    /* Upper bound on the elements of a share. A share has at most units / parts units, rounded up. The last share also
+     * has the elements behind the last whole unit (share_begin()). */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -66,8 +66,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     return true;
 }
 
-/* A share is the range of elements that one part adds up. Returns the first element of share `number`. Share number
- * `parts` begins behind the last element. */
+/* A share is the range of elements that one part adds up. Returns the first element of share `number`. If `number` is
+ * `parts`, returns the end of the last share. */
 static int64_t share_begin(const struct output *o, int parts, int number)
 {
     return number == parts ? o->elements : o->elements / SHARE_UNIT * number / parts * SHARE_UNIT;
@@ -113,7 +113,7 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part from its device's list of parts that have sums, if it is in the list. */
+/* Removes the part from its device's list of parts that have sums of gradients, if the part is in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;
@@ -124,7 +124,7 @@ static void unlist(struct job_part *part)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Lets the device's thread try the held batch again (a batch that lacked memory), if there is one. */
+/* Lets the device's thread try the held batch (one that lacked memory) again, if there is such a batch. */
 static void wake_held(struct device *device)
 {
     pthread_mutex_lock(&device->lock);
@@ -197,9 +197,9 @@ bool sums_begin(struct job *job)
     return true;
 }
 
-/* Returns where the numbers that part `other` has computed for the elements of part `own` are, in memory of the device
- * of `own`. The first of these elements is `first`. If `other` is on another device, its numbers are copied to this
- * address. */
+/* Returns the address of the numbers that part `other` has computed for the elements of part `own`, from element
+ * `first` on. The address is in memory of the device of `own`. If `other` is on another device, copy_shares() copies
+ * its numbers to this address. */
 static char *numbers_of(const struct output *o, const struct job_part *own, const struct job_part *other, int64_t first)
 {
     if (other->sums_on == own->sums_on) return (char *)other->sums + o->own + (size_t)first * sizeof(float);
@@ -212,8 +212,8 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. They
- * begin with the device of the next part, so that no two devices copy from the same device at first. */
+/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. Each part
+ * begins with the device of the next part, so the parts' first copies read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

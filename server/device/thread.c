@@ -43,8 +43,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a batch that begins should be over. It may have to wait for all other batches of the device,
- * so their longest times are added. */
+/* Sets the time by which a batch that begins should be over. The batch may have to wait for all other batches of the
+ * device, so their longest times are added. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -130,7 +130,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a part of a cut job. */
+/* Chooses the kernel (makes a plan) for the problem of a part of a cut job. */
 static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                              attn_plan *plan, attn_error *err)
 {
@@ -139,8 +139,8 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Plans all problems of the batch for their addresses on this device. A merged problem gets a plan of its own, because
- * its sizes differ from those of the problems that prepare_job() planned. */
+/* Chooses the kernels (makes plans) for all problems of the batch, by their addresses on this device. A merged problem
+ * gets a plan of its own, because it is larger than the problems for which prepare_job() made plans. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -185,8 +185,8 @@ static bool all_is_launched(const struct slot *slot)
 }
 
 /* Returns how many of the batch's problems are put on the stream at a time. The number is limited, because work on a
- * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), so these problems
- * may take several calls. */
+ * GPU's stream cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), and may take
+ * several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -261,8 +261,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Returns a copy of `host` with the device's addresses. It is a result for some of the keys: out and lse, which a merge
- * combines with those of other keys. */
+/* Returns a copy of `host` with the device's addresses. `host` is a partial result: out and lse over some of the keys,
+ * which a merge combines with results over other keys. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -271,8 +271,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
- * short, because it reads each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results over several parts of the keys into one. A merge
+ * is short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -316,8 +316,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     slot->count = slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns = clock_ns();
-    /* Clear the stream's flag for skipped rows (rows that are slow to compute). A failed batch may have set this
-     * flag. */
+    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
+     * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     const attn_status status = sums_launch(slot->stream, slot->batch->parts[0], err);
     slot->launched_ns = clock_ns();
@@ -362,7 +362,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* Clear the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
+    /* Clears the stream's flag for skipped rows (rows with scores beyond float32's range, which are slow to compute). A
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
@@ -428,7 +428,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* wakes a thread that holds back a batch until another one has ended, because now one has */
+    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try it again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -494,7 +494,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Moves the held batch to the front of the inbox. Call this with the device's lock held. */
+/* Moves the held batch (one that lacked memory) to the front of the inbox, the device's list of submitted batches. Call
+ * this with the device's lock held. */
 static void put_back_held(struct device *device)
 {
     struct batch *const batch = device->held;
@@ -505,9 +506,9 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the slot's batch. `over`: device->over before the batch was tried. True: other
- * batches run on the device, or the device has sums of other jobs, and this batch is held until memory is freed. A
- * batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+/* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
+ * True: the batch is held until memory is freed, because other batches run on the device, or because sums of other jobs
+ * are there. A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -551,8 +552,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work. With `wait`, first waits until a stream has. True: at least one
- * batch has ended. */
+/* Ends the batches whose streams have done their work. If `wait` is true, first waits until at least one stream has
+ * done its work. True: at least one batch has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -609,9 +610,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may be put into a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to
- * the time from which it may be. *flow_has becomes the number of batches in slots that have the same flow (client) as
- * this batch. Call this with the lock held. */
+/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. If not, *until_ns
+ * is reduced to the time from which it may begin. *flow_has becomes the number of batches in slots that have the same
+ * flow (client) as this batch. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -640,10 +641,10 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a part that passes the held batch, or NULL. A held batch may wait for sums of a job whose other parts are
- * still in the inbox, so these parts pass. A part that has sums passes a held part that has sums, too, if its job is
- * older, and any other held batch if its job was queued before that batch was held. Jobs thus wait only for older jobs,
- * never in a circle. Call this with the lock held. */
+/* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
+ * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. They overtake a
+ * held part with sums if their job is older. They overtake any other held batch if their job was queued before that
+ * batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -715,7 +716,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    /* with the default timer slack the kernel would make each pause 50 us longer */
+    /* with Linux's default timer slack each pause would be 50 us longer */
     (void)prctl(PR_SET_TIMERSLACK, 1UL);
     for (;;) {
         struct slot *slot = free_slot(thread);

@@ -13,8 +13,8 @@
  * With `verify`, all items use the same memory for their truth, one after the other. The distances of the outputs from
  * their truth are in the memory of the outputs. In a check, the truth itself is in the memory of the outputs.
  *
- * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
- * the job are the largest of its parts (cut_join_truths()). A check is not cut. */
+ * Each part of a cut job is compared on its own device. A part keeps its own distances, and the job's distances are the
+ * largest of its parts (cut_join_truths()). A check is not cut. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -70,7 +70,7 @@ static attn_truth place_of(const struct slot *slot, int item)
 }
 
 /* Determines how much memory it takes to compute the truth (exact outputs in float64) of an item, or of the item's part
- * that runs in the slot: *out_bytes for the truth, *workspace_bytes for scratch memory. */
+ * that runs in the slot. *out_bytes is for the truth, and *workspace_bytes for scratch memory. */
 static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
                            size_t *workspace_bytes, attn_error *err)
 {
@@ -82,7 +82,7 @@ static attn_status need_of(const struct device *device, const struct slot *slot,
     const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
     if (status != ATTN_OK) return status;
     if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
-    /* the exact results of a part of a cut problem take no more memory than those of the whole problem */
+    /* a part of a cut problem needs no more memory for its exact results than the whole problem */
     if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
     return ATTN_OK;
 }

@@ -4,7 +4,7 @@
  *   keeper.c   references, and the thread that closes, pins and unpins
  *   uses.c     a request's tensors in regions: copied piece by piece, or used in place
  *
- * One lock protects the table and the references. Reading and writing regions needs none. */
+ * One lock protects the table and the references. Reading and writing regions needs no lock. */
 #ifndef REGIONS_INTERNAL_H
 #define REGIONS_INTERNAL_H
 
@@ -21,8 +21,8 @@ struct region {
     struct regions *regions;
     struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
     char name[PROTO_REGION_BYTES];
-    /* where the region (memory that a client registered) begins in its object, and how long it is, in bytes; the offset
-     * is 0 in a GPU's memory */
+    /* where the region (memory that a client registered) begins in its shared memory object, and how long it is, in
+     * bytes; the offset is 0 in a GPU's memory */
     int64_t offset, bytes;
     struct region *next; /* next region in the list of regions that the table's thread will close */
 
@@ -104,12 +104,12 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if the region's pinned pages are still those of its object: no client has modified the object since it was
- * pinned, and the object still contains the whole region. */
+/* True if the object still contains the region's pinned pages: no client has modified the object since the region was
+ * pinned, and the object is still long enough for the region. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region on the list of regions to pin, unless it is too small or too large for that, is on the list already,
- * or an attempt was made a short time ago. */
+/* Puts the region on the list of regions to pin. Does nothing if the region is too small or too large to be pinned, is
+ * on the list already, or could not be pinned a short time ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */

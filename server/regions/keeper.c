@@ -1,11 +1,11 @@
 /* keeper.c: references to regions (memory that clients registered), and the table's own thread, which closes, pins and
- * unpins regions. munmap(), pinning by a driver and the last close() of an object may take long; threads that serve
- * requests must not wait for that.
+ * unpins regions. munmap(), pinning by a driver and the last close() of an object may take long. Threads that serve
+ * requests must not wait for these calls.
  *
  * A pin (pages that a driver holds) is valid while its pages belong to the object. If a client truncates its object and
  * extends it again, the pages that the driver holds are no longer the object's. A pin is therefore valid while the
- * object's modification time is that of the pinning, ignoring the server's own writes (region_note_write()). Otherwise
- * the pin is undone, and a new one requested. */
+ * object's modification time has not changed since the pinning, ignoring the server's own writes (region_note_write()).
+ * Otherwise the pin is undone, and a new one is requested. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -40,7 +40,7 @@ void region_let_go(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* ---- Whether a region's pages are still those of its object ------------------------------------------------------ */
+/* ---- Whether a region's pinned pages still belong to its object -------------------------------------------------- */
 
 bool region_is_intact(const struct region *region)
 {
@@ -139,8 +139,8 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* the list `fresh` holds one reference to the region; if it is the only one, the region was unregistered and is not
-     * used, so it is not pinned */
+    /* The list `fresh` holds one reference to the region. If no other reference is left, the region was unregistered
+     * and is not used, so it is not pinned. */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

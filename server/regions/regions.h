@@ -63,7 +63,7 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count);
  * this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* frees the table; does nothing for NULL; no region may be in use; call it before the devices are closed */
+    /* Frees the table; does nothing for NULL. No region may be in use. Call this before the devices are closed. */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
@@ -97,7 +97,7 @@ int regions_visit(struct regions *regions, enum region_kind kind, const struct c
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
 int64_t regions_pinned_bytes(struct regions *regions);
 
-/* ---- What a request uses ----------------------------------------------------------------------------------------- */
+/* ---- The tensors of a request that lie in regions ---------------------------------------------------------------- */
 
 struct region;
 
@@ -107,7 +107,7 @@ struct region_use {
     struct region *region;
     attn_tensor_id id;
     bool output;
-    int index;      /* index of the tensor among the inputs or outputs of the body, for the pointer in an error */
+    int index;      /* index of the tensor among the inputs or outputs of the body, for the JSON pointer in an error */
     int64_t offset; /* offset of the tensor in the shared memory object, in bytes */
     /* size of the tensor in bytes; for an output, the size of its buffer until region_uses_bind() is called */
     int64_t bytes;
@@ -130,7 +130,7 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
     bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU in whose memory tensors are used in place; -1: there are none */
+    int home;    /* number of the GPU whose memory has tensors that kernels use in place; -1: there are none */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;
     int count;
@@ -146,7 +146,7 @@ void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NU
  * be NULL, and becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets the addresses to which inputs are copied: that of the i-th input is shared[i].to. */
+/* Sets the addresses to which inputs are copied: the i-th input is copied to shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
 /* Returns the bytes of all inputs that are copied, by the CPU or a device. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
@@ -165,8 +165,9 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'
- * regions. They return when all is done (*done) or the time until_ns has come; call them again to continue. INVALID:
- * the shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
+ * regions. The functions return when all is done (*done), or when the time until_ns has come. Call them again to
+ * continue. INVALID: the shared memory object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL:
+ * any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

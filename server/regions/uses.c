@@ -18,7 +18,7 @@
 #include "server/base/limits.h"
 #include "server/base/metrics.h"
 
-/* ---- Beginning and ending the uses of a request ------------------------------------------------------------------ */
+/* ---- Finding and releasing the regions that a request uses ------------------------------------------------------- */
 
 /* Makes an error point to a parameter of a tensor in the body, such as the tensor's offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
@@ -81,8 +81,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: it must be one that may lie there (such as q), and on the same GPU as the earlier
- * tensors of the request. */
+/* Checks a tensor that a client has put into a GPU's memory. The tensor must be one that may lie there (such as q). It
+ * must be on the same GPU as the earlier tensors of the request. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -179,7 +179,7 @@ void region_uses_place(struct region_uses *uses, const proto_shared *shared)
     uses->placed = true;
 }
 
-/* ---- Checks once the shapes of the tensors are known ------------------------------------------------------------- */
+/* ---- Checks of the outputs when the shapes of the tensors are known ---------------------------------------------- */
 
 static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
 {
@@ -289,8 +289,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
 }
 
 /* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so the
- * object's size is tested first. (If a client truncates its object between the two calls, pwrite() makes the object
- * longer again, by one piece at most.) */
+ * object's size is tested first. A client may still truncate its object between the two calls. pwrite() then makes the
+ * object longer again, by one piece at most. */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

@@ -49,9 +49,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins those waiting cache transactions that can begin, from the oldest on. Their jobs may then be sent to a device.
- * If no transaction has ended since all of them were examined last, only new transactions are examined, because
- * examining all of them takes long. */
+/* Begins those waiting cache transactions that can begin, the oldest first. Their jobs may then be sent to a device. If
+ * no transaction has ended since all of them were examined last, only new transactions are examined, because examining
+ * all of them takes long. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -112,8 +112,8 @@ static bool has_room(void *context, const struct job *job)
            cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes a batch for this device of one part of each job, the first part that can leave for the device, and submits the
- * batch. False: out of memory. */
+/* Makes and submits a batch for this device. From each job the batch takes the first part that can be sent to the
+ * device. False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -134,8 +134,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed: all of them in one batch to the device, or a single job that takes long
- * in parts to several devices. False: out of memory; the requests of the jobs have been answered. */
+/* Sends jobs that the queue has just removed. All of them go to the device in one batch, or a single job that takes
+ * long goes to several devices in parts. False: out of memory; the requests of the jobs have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -148,8 +148,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* If no part of the job has left for a device, no device uses the client's memory, so the answer need not wait
-         * for a device (`held`). If some parts have left, they are cancelled, and the answer waits for them. */
+        /* If no part of the job was sent to a device, no device uses the client's memory, and the answer is not held
+         * back (`held`). Otherwise the parts that were sent are cancelled, and the answer waits for them. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -230,8 +230,8 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* this function's reference to the job is dropped before the answer is sent, because the answer reuses the job's
-     * memory only if no one else has a reference */
+    /* this function drops its reference to the job before the answer is sent, because the answer reuses the job's
+     * memory only if there is no other reference */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
@@ -249,16 +249,16 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* The client may use its shared memory again as soon as it has the answer. So if outputs are still to be written
-     * there, no answer is sent before that. */
+    /* The client may use its shared memory again as soon as it has the answer. So the answer is held back until all
+     * outputs are written there. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the judges of a body's checks take (a judge compares a client's results with exact
- * ones). They run one after the other, so the result is what the largest judge takes. */
+/* Returns how much memory in bytes the checks of a body take. A judge compares the results of one check with exact
+ * ones. The judges run one after the other, so the result is what the largest judge takes. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -357,7 +357,7 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-/* Charges the device time of the batch to the flows (clients) of its jobs, to each the part that its job took. */
+/* Charges the device time of the batch to the flows (clients) of its jobs, in proportion to the jobs' operations. */
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
@@ -375,7 +375,7 @@ static void cancel_other_parts(const struct job *job)
 }
 
 /* If all parts of a job ran, and the job has gradients that are sums over queries, sends the parts to their devices
- * once more, to add these gradients up. True: a part has left, so the job is not over. */
+ * once more to add up these gradients. True: a part was sent, so the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -434,15 +434,15 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up ends as cancelled, although nobody has cancelled its batch, if another part's device was
-         * lost before the part could copy from it. */
+        /* A part that adds up gradients ends as cancelled, although nobody has cancelled its batch, if another part's
+         * device was lost before the part could copy from it. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
-        /* The job is not over if other parts of it are still out, or if its parts left once more to add up
-         * gradients. */
+        /* The job is not over if other parts of it are still with devices, or if its parts were sent once more to add
+         * up gradients. */
         if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
             job_release(job);
             continue;
@@ -454,8 +454,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference to the job is released before the answer. The thread that answers reuses the job's
-         * memory if it sees that no one else has a reference; the request has its own one. */
+        /* The batch's reference to the job is released before the answer. The thread that answers holds the request's
+         * reference, and reuses the job's memory only if there is no other. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

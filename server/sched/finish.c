@@ -1,6 +1,6 @@
-/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it compares a client's
- * results with exact ones (the judge of a check), verifies rows, counts pairs of a query and a key, writes shared
- * memory and measures text. See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time. For example, it compares a
+ * client's results with exact ones (the judge of a check), verifies rows, and writes shared memory. finish.h lists all
+ * kinds of this work. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -61,7 +61,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
                       (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Stores the judge's report on the present item (problem), and goes on to the next item. */
+/* Stores the report of a check on the present item (problem), and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -77,8 +77,8 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Judges one tile of the results in the current item (one problem of the request body). Returns true when no item is
- * left. */
+/* Compares one tile of the client's results in the current item (one problem of the request body) with exact results.
+ * Returns true when no item is left. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -101,9 +101,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (one problem of the request body). verify_prepare() may have chosen a device
- * to verify the item, and then it has not compared the work with the CPU's limits. If this device could not verify the
- * item, the CPU does it, so this function compares the work with the limits now. */
+/* Opens a verifier on the CPU for an item (one problem of the request body). If verify_prepare() chose a device for
+ * this item, it did not compare the work with the CPU's limits. If the device then could not verify the item, the CPU
+ * does it, so this function compares the work with the limits now. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -123,7 +123,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* if a device was to check the lse that the client gave (job->lse), the job has only this item */
+    /* job->lse is set if a device was to check the lse that the client gave. Such a job has only one item (problem). */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -152,8 +152,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The transaction that this problem belongs to releases its tables when it ends, including the lengths of its
-         * caches. So the counter gets the lengths from the result, which has a copy. */
+        /* When the problem's cache transaction ends, it releases its tables, including the lengths of its caches. So
+         * the counting of pairs gets the lengths from the result, which has a copy. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -180,7 +180,8 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the text of some numbers. Returns true when the answer's length is known or an error occurred. */
+/* Measures the length of the text of some more numbers of the answer. Returns true when the answer's length is known or
+ * an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

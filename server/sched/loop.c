@@ -36,11 +36,11 @@
 #include "server/base/metrics.h"
 #include "server/base/polling_sleep.h"
 
-/* ---- What happens before and after each turn of the event loop --------------------------------------------------- */
+/* ---- What libuv calls before and after each iteration of the event loop ------------------------------------------ */
 
-/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. They tell the watchdog that the main
- * thread is idle, and busy again. Between the two calls, the callbacks for sockets and messages tell the watchdog that
- * it is busy. */
+/* libuv calls on_prepare() before it waits for events, and on_check() afterwards. The two functions tell the watchdog
+ * that the main thread is idle, and busy again. In between, the callbacks for sockets and messages tell the watchdog
+ * that it is busy. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -97,7 +97,7 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    /* the check is not complete, so its next piece is queued */
+    /* the check of the body is not complete, so its next piece is queued */
     if (!checking->complete && !request->failed && !request->gone) {
         pieces_add(&loop->pieces, &checking->piece);
         return;
@@ -198,8 +198,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* the message is the first member of struct request, and of struct batch below, so a pointer to it is cast to
-         * the struct */
+        /* The casts are valid: a message is the first member of struct request and of struct batch. */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
@@ -287,8 +286,8 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. libuv starts its threads when it gets its first work, which is this function. That must happen right
- * after threads_try() has shown that all threads can be started, because libuv aborts the process if the system refuses
+/* Does nothing. libuv starts its threads when it gets its first work, which is this function. The threads must start
+ * right after threads_try() has shown that all threads can be started: libuv aborts the process if the system refuses
  * it a thread. */
 static void nothing(uv_work_t *work)
 {

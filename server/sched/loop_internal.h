@@ -69,14 +69,14 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the main thread's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. If the job is still queued, its memory is freed at once. If it runs, its
- * memory is freed when the device returns it. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once. The memory of a running job is
+ * freed when the device returns the job. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. If the request is held (a device or a thread uses its client's memory), the
  * answer is sent when that use has ended. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Lets a held request (one whose client's memory a device uses) be answered although the device has not returned it,
- * because the device has failed or the server ends. */
+/* Lets a held request (one whose client's memory a device uses) be answered before the device has finished with that
+ * memory, because the device has failed or the server ends. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
@@ -101,9 +101,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into the queue of jobs that wait for a device. There is one exception: a check for which no device
- * computes the exact results. The judge that compares results starts at once for it, on the CPU. False: out of memory;
- * the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device. A check for which no device computes exact results is not
+ * queued: its comparison starts at once, on the CPU. False: out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

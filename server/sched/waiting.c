@@ -33,7 +33,8 @@ struct hangup_watch {
 
 /* ---- Requests that are suspended until they are answered --------------------------------------------------------- */
 
-/* True if the request is in the list of suspended requests. Its state tells this (invariant 1). */
+/* True if the request is in the list of suspended requests. The request's state tells this (invariant 1 at the top of
+ * this file). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -93,7 +94,7 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Frees the sums of the parts that are back, unless parts add these sums up. */
+ * the batch is cancelled. Also frees the sums of gradients of those parts that are back and do not add up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -137,15 +138,15 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* the transaction of a queued job ends here; that of a running job ends when the device is done */
+        /* A queued job's cache transaction ends here. A running job's transaction ends when the device is done. */
         transaction_end(job, false);
     }
     if (job->finishing)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* the contexts (saved forwards) of the job can be taken again; a device may still read their memory, which stays
-     * leased */
+    /* The contexts (saved forwards) of the job can be taken again. A device may still read their memory, so the memory
+     * stays reserved. */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;

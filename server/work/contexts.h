@@ -1,10 +1,10 @@
-/* contexts.h: contexts. A context is a saved forward, for one later backward: the request of the forward has the member
- * `save`, that of the backward names the `context`. Saved forwards are limited in bytes, number and time, in total and
- * for each account. Thread-safe.
+/* contexts.h: contexts. A context is a saved forward, for one later backward. The forward's request has the member
+ * `save`, and the backward's request names the `context`. Saved forwards are limited in bytes, number and time, in
+ * total and for each account. Thread-safe.
  *
- * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's staging memory
- * stays leased as a whole, even if the context needs a small part of it. So the whole memory is charged to the account,
- * once for all contexts of a job, until the last of them is gone.
+ * A context is an id of 128 random bits, an account, and a reference to the forward's job. The job's block of staging
+ * memory stays in use (leased) as a whole, even if the context needs a small part of it. So the whole memory is charged
+ * to the account, once for all contexts of a job, until the last of them is gone.
  *
  * The first backward of the same account that names a context takes it. The owner of that backward's request reports
  * the outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
@@ -36,9 +36,9 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
 void contexts_free(struct contexts *contexts);
 
 /* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
- * room for its context need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's
- * id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no
- * room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
+ * room for its context need not run. The job's staging memory must already be leased (job->tensor_bytes). Writes the
+ * context's id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference.
+ * Errors: BUSY (no room), QUOTA (no room for this account), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward of the context has run: a backward can now take the context, which holds a reference to
  * the job from now on. */
@@ -46,10 +46,10 @@ void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a context for a backward: *job becomes a new reference to the job of the saved forward, *item the forward's
- * index in that job. Until contexts_finish() the entry stays in the table and cannot be taken again. Errors: NOT_FOUND
- * (unknown, another account's, expired, used, or not ready; the text is always the same), IN_USE (the same account has
- * taken the context and not finished). */
+/* Takes a context (saved forward) for a backward. *job becomes a new reference to the job of the saved forward, and
+ * *item the forward's index in that job. Until contexts_finish() the entry stays in the table and cannot be taken
+ * again. Errors: NOT_FOUND (unknown, another account's, expired, used, or not ready; the text is always the same),
+ * IN_USE (the same account has taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
 /* Ends the use of a context (saved forward) by a backward. `used`: the backward ran, and the context is removed.
@@ -57,8 +57,8 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts (saved forwards), and those of accounts that is_known() rejects (their tokens were removed),
- * because nobody could use them. A context that a backward is using stays. */
+/* Ends contexts (saved forwards) that have expired, or that belong to accounts which is_known() rejects (their tokens
+ * were removed). A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */

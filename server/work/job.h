@@ -62,7 +62,7 @@ struct job_truth {
  * and their query heads, or some rows of its batch, or some of its queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* Which heads, batch rows or queries a part of a cut job has, and which share of the job's work that is. */
+/* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
 struct job_range {
     int64_t first, end; /* the range consists of `first` to end - 1 */
     double share;
@@ -72,11 +72,11 @@ struct job_range {
  * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
  * so all parts of a job leave at the same time.
  *
- * 1. A part leaves once, for a device that can compute it. If the job has gradients that are sums over queries, the
- *    part leaves once more when all parts are back, for the same device, to add up a share of these gradients.
- * 2. A job is over when all its parts are back. The job may then be joined again, and queued again as a whole.
- * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
- *    CANCELLED: when one part fails, the server cancels the others. */
+ * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
+ *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
+ * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
+ * 3. A job ran if all its parts ran. Otherwise its error is the first error in the list of parts that is not
+ *    CANCELLED, because the server cancels the other parts when one part fails. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
@@ -99,11 +99,12 @@ struct job_part {
      * reads them when the part's batch is back. */
     bool ran;         /* true: the part's kernels ran and did not fail */
     attn_error error; /* the reason why the part did not run */
-    /* for a part by queries: memory of device `sums_on` for the gradients that are sums over queries (device/sums.c);
-     * NULL: none */
+    /* if the part has some of the job's queries: memory of device `sums_on` for the gradients that are sums over all
+     * queries (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part with sums on that device; the device's lock protects this member */
+    struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock
+                                 * protects this member */
     int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
@@ -124,13 +125,13 @@ struct job {
     /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
      * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
-    /* The number of parts into which the job is cut, if it is cut by queries and has gradients that are sums over
-     * queries (device/sums.c). 0: the job has no such gradients, or is not cut by queries. */
+    /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
+     * 0: the job has no such gradients, or is not cut by queries. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
-    /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
-     * first device, and a device adapts them to its own addresses (batch_plan()). */
+    /* [call->count]: the plans (chosen kernels) of the problems (job_problem()). prepare_job() makes the plans from the
+     * capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
@@ -153,16 +154,18 @@ struct job {
     struct caller *caller; /* the account (token) to which the job is charged; the job holds a reference to it */
     /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
     struct flow *flow;
-    int64_t priority; /* order in which the waiting jobs of one account leave for a device: 1 before 2 */
-    /* For each item (problem) a reference to the job of the saved forward (context) that the item uses, or NULL. The
-     * array is NULL if no item uses one. */
+    int64_t priority; /* priority among the waiting jobs of one account: a job with 1 is sent to a device before a
+                       * job with 2 */
+    /* For each item (problem): a reference to the job of the context (saved forward) that the item uses; NULL: it uses
+     * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* The rows of the given lse that a device must check, because only a device can read q or k. NULL: none */
+    /* The rows of the lse that the client gives, which a device must check because only a device can read q or k. NULL:
+     * none */
     attn_lse_look *lse;
-    /* address, in the memory of the outputs, to which the device writes what it computes for that check (member
+    /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
      * `lse`) */
     void *lse_found;
     /* [call->count]: what a device needs to verify each item's `out`, or to compute the exact results for a check.
@@ -178,8 +181,8 @@ struct job {
      * it computes no exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact ones
-     * (sched/finish.h); a device may compute the exact ones */
+    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results
+     * (sched/finish.h); a device may compute the exact results */
     bool wants_judge;
     /* true: the answer contains many numbers as text, whose length is measured in pieces before the answer is
      * encoded */
@@ -212,8 +215,7 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* true: another job of the same KServe model is before this job in the batch */
-    /* time of the part that took longest so far; the times by stage in the answer are those of this part
-     * (batch_note_times()) */
+    /* time of the part that took longest so far; the answer reports this part's times by stage (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */
@@ -227,8 +229,8 @@ static inline attn_problem *job_problem(const struct job *job, int item)
     return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
-/* Makes a job that owns `inputs` (which may be NULL) and `call`. Returns NULL when out of memory; the caller then keeps
- * both. */
+/* Makes a job that owns `inputs` (which may be NULL) and `call`. Returns NULL when out of memory; the caller then still
+ * owns `inputs` and `call`. */
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
@@ -236,14 +238,14 @@ struct job *job_hold(struct job *job);
  * call contexts_finish_job() before the last release. */
 void job_release(struct job *job);
 
-/* Returns the first part of the job that has not left for a device yet and that this device can compute. NULL: there is
- * none. */
+/* Returns the first part of the job that has not been sent to a device yet and that this device can compute. NULL:
+ * there is none. */
 struct job_part *job_part_for(struct job *job, int device);
 /* Records that the part leaves for a device in this batch. The batch gets a reference to the part's job. Returns the
  * part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
-/* Cuts a job into `count` parts, at least 2. The job has one problem, and has not left for a device. False: out of
- * memory, and the job is as before. */
+/* Cuts a job into `count` parts, at least 2. The job must have one problem, and must not have been sent to a device.
+ * False: out of memory, and the job is unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
 /* Makes a cut job a single part again, so that the whole job can leave for a device. Call this when no part is with
  * a device. */
@@ -253,10 +255,10 @@ static inline bool job_is_cut(const struct job *job)
     return job_part_is_cut(&job->part);
 }
 int job_parts(const struct job *job); /* returns the number of the job's parts */
-/* True if the job is cut and should be computed again by other devices: some of its parts did not run because their
- * devices were lost, and all others ran or were cancelled. Call this when all parts are back. */
+/* True if the job is cut and other devices should compute it again. This is so if some parts did not run because their
+ * devices were lost, and all other parts ran or were cancelled. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
-/* True if a part has not left for a device yet and only this device can compute it. */
+/* True if a part has not been sent to a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts of the job ran. Call this when all parts are back from their devices. */
 bool job_ran(const struct job *job);

@@ -113,8 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Other threads read only copies of the number of the list's jobs and of their bytes. This function updates the copies,
- * so it is called after each change of the list. */
+/* Other threads read only copies of the number of the list's jobs and of the jobs' bytes. This function updates the
+ * copies; call it after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -167,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same account. It swaps places with them, so the
- * positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must run
- * in order of arrival. */
+/* Moves the last job of the queue before less urgent jobs of the same account. The job swaps places with these jobs, so
+ * the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must
+ * run in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -182,7 +182,7 @@ static void move_forward(struct queue *queue, struct job *job)
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
         /* `other` moves towards the end of the queue. begin_transactions() searches from the end for jobs that were not
-         * scanned, and stops at the first scanned job, so `other` must not count as scanned any more. */
+         * scanned, and stops at the first scanned job. So `other` must not count as scanned any more. */
         other->scanned = false;
     }
 }

@@ -75,7 +75,7 @@ struct queue_taker {
 /* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
  * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
  * returns their number. If --batch-window-us sets a window, the result is 0 while the batch is not full and the leader
- * has waited for less than the window; *wait_ns is then the time left. Otherwise *wait_ns is 0. */
+ * has waited for less than the window. *wait_ns is then the rest of the window. Otherwise *wait_ns is 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 

@@ -69,7 +69,7 @@ bool request_may_move(enum request_state from, enum request_state to);
 /* Returns how many requests for tensors are in this state now. Probes and pages are not counted. */
 int request_count(enum request_state state);
 
-/* ---- A request --------------------------------------------------------------------------------------------------- */
+/* ---- One HTTP request -------------------------------------------------------------------------------------------- */
 
 /* Times of a request on CLOCK_MONOTONIC, in nanoseconds. 0: the request ended before that event. */
 struct request_times {
@@ -125,7 +125,7 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* number of bytes of `text`, or of the answer, that count towards the limit of staging memory (--staging-bytes)
+    /* number of bytes of `text`, or of the answer; they count towards the limit of staging memory (--staging-bytes)
      * although they are not in staging memory (memory for tensors) */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
@@ -182,8 +182,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Records the size of the request's text or answer, which is not in staging memory (the pool for tensors) but counts as
- * such: growth is charged to the request's account. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer. The text or answer counts as staging memory (the pool for tensors),
+ * although it is not there: growth is charged to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: its parser, its slot in the queue, its memory for

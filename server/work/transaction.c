@@ -30,7 +30,7 @@ struct job_transaction {
 
 /* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
-/* Copies a cache's id. An id of another length is cut, and no cache will be found for it. */
+/* Copies a cache's id. An id of another length is cut, and then names no cache. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -108,9 +108,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The
- * numbers begin at byte `offset` of each page. A row of the tensor has `columns` numbers, and in memory the next row
- * begins `stored` numbers later. (If the values are a part of the keys, `stored` is more than `columns`.) */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. The numbers
+ * begin at byte `offset` of each page. A row of the tensor has `columns` numbers. In memory the next row begins
+ * `stored` numbers later, which is more than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -267,7 +267,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     attn_status status = ATTN_OK;
     *wait = false;
     /* A transaction that has waited before usually still cannot begin. caches_ask() tests that first, so that no memory
-     * is leased in vain. A new transaction (scan 0) usually can begin, so this test is left out. */
+     * is leased in vain. A new transaction (scan 0) usually can begin, so the test is left out for it. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

@@ -1,7 +1,7 @@
 /* test_check.c: tests every message of attn_check(), word for word, because clients receive the messages unchanged.
  *
- * Each test line starts from a valid problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and states the
- * message. */
+ * Each line of a test starts from a valid problem with B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8. It breaks one thing, and
+ * states the message. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
