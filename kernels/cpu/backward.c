@@ -1,9 +1,9 @@
 /* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691), Algorithm
  * 2, made deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item (unit of
- * parallel work) of FLASH_KEYS owns a chunk of Bk keys of one key/value head. The item goes over the row tiles of the
- * whole group of query heads that see the chunk, and computes for each of them:
+ * The phase FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. In the phase
+ * FLASH_KEYS, each item (unit of parallel work) owns a chunk of Bk keys of one key/value head. The item goes over the
+ * row tiles that see the chunk, of all query heads of the group, and computes for each of these tiles:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
@@ -13,8 +13,8 @@
  * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
  * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together go through the tiles
  * one behind the other, so a chunk waits only while another chunk computes one row tile. Threads take items in order,
- * so a chunk that others wait for is always running. This scheme needs no memory and no second pass (a second pass
- * would compute S and dP again for dQ: 7 products instead of 5), and the bits do not depend on timing.
+ * so a chunk that others wait for is always running. The bits of dQ therefore do not depend on timing. No memory is
+ * needed for partial sums, and no second pass, which would compute S and dP again for dQ (7 products instead of 5).
  *
  * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. Therefore the item that owns the chunk
  * adds to the element without waiting. Where bias is broadcast over heads of several groups or over batch rows, several
@@ -93,7 +93,8 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Returns whether any output except dv is wanted, because all others need dS, the gradient of the scores. */
+/* Returns whether dq, dk, dbias or dalibi_slopes is wanted, because these outputs need dS, the gradient of the scores.
+ * */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -110,8 +111,8 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Computes the lse of a row again if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the
- * row's sum. */
+/* Stores the lse of row r if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the row's
+ * sum. A large lse is computed again from the scores; a NaN stays NaN. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
@@ -223,8 +224,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds elements of dO that are NaN or infinite, which packing replaced by 0, to `nonfinite_sums`: for each key that the
- * element's row sees. */
+/* Adds to `nonfinite_sums` the elements of dO that are NaN or infinite, which packing replaced by 0. An element is
+ * added for each key that its row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -343,7 +344,7 @@ struct chunk {
     /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
     bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
-    bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
+    bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
 };
 
 static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)
@@ -437,7 +438,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* packing waits until a row tile sees a key of the chunk, because chunks that no query sees need no packing */
+        /* the chunk's keys are packed only when a row tile sees one of them, because chunks that no query sees need no
+         * packing */
         if (!at.packed) pack_chunk(f, &at, &scratch);
         /* tells later chunks of keys that this chunk will add nothing to the row tiles it skipped, so they need not
          * wait */

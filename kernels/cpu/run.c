@@ -79,7 +79,8 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets the members of *q that depend on nothing but the sequence's lengths. */
+/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes: tiles, rows, path, splits
+ * and so on. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
