@@ -4,9 +4,9 @@
  * a hierarchy of version 1 with its controllers. Every group from this process's own up to the root may set a limit,
  * and the least limit counts.
  *
- * The path starts at the root of the process's cgroup namespace. In a container of version 1 without a namespace, it is
- * the host's path, while the process's own group is mounted as the root. The folders of the path then do not exist, and
- * the files of the root are those of the process's group. */
+ * The path starts at the root of the process's cgroup namespace. A container with version 1 may have no such namespace.
+ * The path is then that of the host, and its folders do not exist in the container. But the root that is mounted in the
+ * container is the process's own group, so the files in this root give the limits. */
 #include "machine.h"
 
 #include <limits.h>

@@ -10,14 +10,13 @@
 
 enum {
     /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may have none of the slow rows, and the problem then takes up to three times as long as
-     * estimated */
+     * sample of 64 rows may contain no slow row; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
     KEY_NUMBERS = 16,
-    /* how many elements of k may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS rows
-     * are read even beyond this limit */
+    /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
+     * rows are read even beyond this limit */
     NUMBERS = 1 << 19,
     /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
      * a random one */
@@ -25,7 +24,7 @@ enum {
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
                          * elements */
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores, so this estimate looks at TILE queries too */
+     * whether the row may have huge scores. The estimate therefore looks at TILE queries too */
     TILE = 64,
 };
 

@@ -494,8 +494,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* The code of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result is NaN in the lanes of
- * rows for which close() must return false. */
+/* Does the work of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result has NaN in the lane
+ * of each row for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);

@@ -132,10 +132,10 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head, between which lie rows of other heads. Processors do not predict this pattern,
- * and the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore prefetches the
- * next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so close together
- * (SIMD_CLOSE bytes in all) that a cache probably has them. */
+/* Packing reads the rows of one head, and rows of other heads lie between them in memory. Processors do not predict
+ * this pattern, so the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore
+ * prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so
+ * close together (SIMD_CLOSE bytes in all) that a cache probably has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {

@@ -20,7 +20,7 @@ typedef struct judge judge;
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
 /* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON.
- * MATCH the largest error is at most twice the error of rounding float64 results to the dtype
+ *   MATCH      the largest error is at most twice the error of rounding float64 results to the dtype
  *   ROUNDING   the largest error is at most the `limit` of struct judge_tensor
  *   MISMATCH   the largest error is above `limit` */
 #define JUDGE_VERDICT_MAP(X) \
