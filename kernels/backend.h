@@ -1,9 +1,9 @@
-/* backend.h: the table of functions that a backend provides. attention.c checks arguments, chooses a kernel
- * and forwards the call to one of these tables.
+/* backend.h: the table of functions that a backend provides. dispatch.c checks arguments, chooses a kernel and calls
+ * the function in the table of the device's backend.
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
- * attention.c has checked the arguments of each function; problems have passed attn_check(). */
+ * The functions need not check their arguments, and problems have passed attn_check(). */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
 

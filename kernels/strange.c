@@ -1,4 +1,5 @@
-/* strange.c: estimates how much of a problem lies in strange rows (numbers beyond float32's range). See strange.h. */
+/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of float32).
+ * See strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -150,8 +151,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k: first by the largest number of their dtypes, then, if that is not enough, by their
- * largest elements. It fills in the members of *look that depend on these bounds. */
+/* Computes bounds on the products of q and k: first from the largest numbers of their dtypes, then, if these bounds are
+ * too large, from their largest elements. Sets the members of *look that depend on the bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

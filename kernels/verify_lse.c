@@ -359,7 +359,8 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* the first turn tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong lse */
+        /* the first iteration tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong
+         * lse */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

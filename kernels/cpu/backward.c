@@ -43,8 +43,8 @@ struct scratch {
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld], for sequences of few query rows (the path FLASH_DOTS): dots() computes
-     * their scores */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld], of a sequence with few query rows (FLASH_DOTS), whose scores dots()
+     * computes */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
@@ -93,8 +93,7 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Returns whether dq, dk, dbias or dalibi_slopes is wanted, because these outputs need dS, the gradient of the scores.
- * */
+/* Returns whether dq, dk, dbias or dalibi_slopes is wanted. These outputs need dS, the gradient of the scores. */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -206,8 +205,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. The function need not
- * look at chunks below *below, because they have finished all row tiles; it raises *below. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
+ * function need not look at chunks below *below, because they have finished all row tiles; it raises *below. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -317,9 +316,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 }
 
 /* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise it is a copy in `scratch`, in which rows with NaN get an lse2 from f->strange; the function then
- * also replaces the scores S of these rows. j is the block's first key; c is the factor that flash_scores() returned
- * for the block. */
+ * itself. Otherwise the result is a copy in `scratch`: rows with NaN get an lse2 that the function computes from
+ * f->strange, and it also replaces the scores S of these rows. j is the block's first key; c is the factor that
+ * flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -367,9 +366,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile. The terms of each sum are added in the same order as in the sequence's forward,
- * because the backward subtracts the forward's lse from these scores. Returns true if some products may be infinite or
- * NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys. The terms of each sum are added in the
+ * same order as in the sequence's forward, because the backward subtracts the forward's lse from these scores. Returns
+ * true if some products may be infinite or NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -441,8 +440,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         /* the chunk's keys are packed only when a row tile sees one of them, because chunks that no query sees need no
          * packing */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells later chunks of keys that this chunk will add nothing to the row tiles it skipped, so they need not
-         * wait */
+        /* publishes that this chunk of keys adds nothing to dQ of the row tiles before `index`, so that later chunks do
+         * not wait for it there */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;

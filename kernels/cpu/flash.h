@@ -129,7 +129,8 @@ struct flash_sequence {
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows in which a key/value head stores partial results of one span of keys; 0: keys are not split */
+    /* number of rows that a key/value head has in the arrays of partial results, for each span of keys; 0: keys are not
+     * split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -440,8 +441,8 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
- * and part_l. */
+/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
+ * number `split` of the keys begins. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO

@@ -82,7 +82,7 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32, /* number of columns of a panel, in which operands B of matrix products are stored */
+    SIMD_PANEL = 32, /* number of columns of a panel; in a product A B, the matrix B is stored in panels */
     /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
      * rows */
     SIMD_A_ROWS = 16,
@@ -256,8 +256,8 @@ struct simd {
     void (*load)(int64_t n, const void *from, attn_dtype dtype, float *to);
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
-    /* Stores results: Y[r][c] = X[r][c] * scale * row_scale[r] in Y's dtype, with rows of Y `stride` elements apart.
-     * row_scale is NULL: its factor is 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
+    /* Stores results: Y[r][c] = X[r][c] * scale * row_scale[r] in Y's dtype, with rows of Y `stride` elements apart. If
+     * `row_scale` is NULL, its factors are 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
      * NaN. store_t() reads X transposed: X[c][r] in place of X[r][c]. */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);

@@ -11,7 +11,7 @@
  *   2^r        is 1 + r (c1 + c2 r), whose error is 6.5e-8 at most
  *   f          is in the low bits of x + 1.5 * 2^18, rounded down
  *   2^(f/32)   comes from a table of 32 numbers in two registers (vpermi2ps)
- *   2^i        is multiplied by vscalefps
+ *   2^i        is the factor by which vscalefps multiplies
  *
  * These are seven instructions. A polynomial for the usual |r| <= 1/2 alone takes nine. Infinities need no extra code:
  * their r is 0, and vscalefps gives the right result. All rounding errors together are at most 1.8e-7. */

@@ -6,7 +6,7 @@
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
 
-/* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
+/* A tile of queries: consecutive queries of the n-th query head that reads key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
@@ -15,8 +15,8 @@ struct tile {
     int64_t keys; /* number of the first tile of keys (in key_tiles) of the tile's key/value head and sequence */
 };
 
-/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has tiles of
- * keys. */
+/* A tile of keys: consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has
+ * tiles of keys. */
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index in the arrays of struct truth of the tile's first key */
@@ -68,9 +68,8 @@ struct difference {
     int64_t count, bad;
 };
 
-/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq have one row for each query. dk
- * and dv have one row (a "line") for each key. dbias, dsinks and dslopes are sums over rows, in their tensors' shapes.
- * */
+/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq have a row for each query. dk and
+ * dv have a row (a "line") for each key. dbias, dsinks and dslopes are sums over rows, in their tensors' shapes. */
 struct truth {
     double *out, *lse, *dq, *dk, *dv;
     double *dbias, *dsinks, *dslopes;

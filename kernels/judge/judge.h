@@ -36,7 +36,7 @@ const char *judge_verdict_name(judge_verdict verdict);
 
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
- *   relative   max_abs over the largest finite absolute value of the truth
+ *   relative   max_abs divided by the largest finite absolute value of the truth
  *   explained  the max_abs that a kernel without a mistake has on this problem, by its roundings
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
  *   wrong      number of elements beyond the limit; `of` is the number of compared elements

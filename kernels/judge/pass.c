@@ -99,8 +99,7 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass computes.
- * */
+/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass has. */
 void pass_settle_unread(struct judge *j, const struct key_tile *t)
 {
     static const double zeros[ATTN_MAX_HEAD_DIM];

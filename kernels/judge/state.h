@@ -164,8 +164,8 @@ struct judge {
     struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* number of tested candidates. Numbers 0 to singles - 1 are single mistakes, and
-                                   * the other candidates are pairs. */
+    int candidate_count, singles; /* candidate_count: number of tested candidates; singles: how many of them are
+                                   * single mistakes, which come before the pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
