@@ -748,8 +748,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging). It
-     * reads each number of its inputs about once, so a copy to device memory would gain nothing */
+    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
+     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 
@@ -773,8 +773,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the kernels that the plan may choose from: the capabilities of the device; they
-                                   * belong to the device */
+    const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
+                                   * chosen; the device owns this memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
@@ -858,7 +858,7 @@ attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_dire
 typedef struct attn_move {
     void *to;
     const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
-    size_t bytes;     /* number of bytes to copy or clear; it and both addresses must be multiples of 4 */
+    size_t bytes;     /* number of bytes to copy or clear; this number and both addresses must be multiples of 4 */
 } attn_move;
 
 /* Queues `count` moves, which the device makes in any order. No move may read memory that another move writes. The
@@ -957,9 +957,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
- * and k. The tensors of the problem are in device memory. `found` is device memory with the size of look->found, which
- * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
+ * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
+ * look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -995,8 +995,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* The functions plan and run one problem: as a forward, as a backward, or as an observe (attn_look()), whatever its op
- * is. */
+/* Three functions that plan and run one problem, whatever its member op is: as a forward, as a backward, and as an
+ * observe (attn_look()). */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */

@@ -831,8 +831,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would
-     * be valid by chance */
+    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) the tensor would have 0 heads,
+     * and would be valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
@@ -874,7 +874,8 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    /* out and lse must fit in int64_t even where the client does not want them, because kernels compute both */
+    /* the bytes of out and lse must fit in int64_t even if the client does not want these outputs, because kernels
+     * compute them */
     {
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };

@@ -5,9 +5,10 @@
  *   sums     triples times rates, divided by the number of the device's units that have work
  *
  * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
- * hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for a single row. On
- * another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench` prints
- * estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's row.
+ * hold for any number of units. A GPU works in whole blocks: a block for 128 rows takes as long if it has a single row.
+ * On another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench`
+ * prints estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's
+ * row in the table.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -437,7 +438,7 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
-/* Where a backward is given no out and lse, it runs a forward first: adds the cost of that forward. */
+/* Adds the cost of the forward that a backward runs first if it is given no out and lse. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {

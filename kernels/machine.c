@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* read at most this many lines of /proc/cpuinfo, because the text about the first core has only 28 lines */
+/* the largest number of lines of /proc/cpuinfo that are read; the text about the first core has only 28 lines */
 enum { CPUINFO_LINES = 64 };
 
 /* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */

@@ -62,8 +62,8 @@ static double most_of_dtype(attn_dtype dtype)
 }
 
 /* Defines a function that finds the largest of n numbers, compared by size without sign. There is one function each for
- * numbers of one, two and four bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same
- * order as sizes, and the bits of NaN are above all others. */
+ * numbers of one, two and four bytes. The functions compare bits in vectors of 16 bytes. Without the sign bit, bits
+ * have the same order as sizes, and the bits of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \

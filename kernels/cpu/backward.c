@@ -35,8 +35,8 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    /* distances between rows, in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS
-     * where dS is an operand A (simd.h) */
+    /* distances between rows, in elements: ld for matrices [rows][keys], ldt for the sums [channel][keys], dS_lda for
+     * dS as an operand A of a product (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;

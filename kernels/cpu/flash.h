@@ -68,8 +68,8 @@ enum {
     /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
      * `extremes` */
     FLASH_MASK_BLOCK = 64,
-    /* row tiles with up to this many rows are computed by dots() (the path FLASH_DOTS), because reading K and V takes
-     * nearly all of their time */
+    /* row tiles (tiles of query rows) with up to this many rows are computed by dots() (the path FLASH_DOTS), because
+     * reading K and V takes nearly all of their time */
     FLASH_DOT_ROWS = 8,
     /* number of cells in a row of an observe's output map that one item (unit of parallel work) computes */
     FLASH_MAP_COLUMNS = 64,
@@ -235,8 +235,8 @@ struct flash {
      * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation, `items` is the number of items (units of parallel work) of this problem, and
-     * `first` that of all problems before it */
+    /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
+     * `first` is the number of items of all problems before it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 

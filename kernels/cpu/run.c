@@ -26,8 +26,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
  * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type for which the row is: `element` is the dtype of stored numbers, and `parts` says how many of
-     * them add up to one number (simd_split.h) */
+    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts`
+     * says how many of them add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;

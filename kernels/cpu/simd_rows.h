@@ -38,7 +38,7 @@ VEC int min_int(int a, int b)
  * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    /* adds 2^70 x: for an x of SIMD_TAME or more that is infinite, which makes the sum infinite or NaN */
+    /* adds 2^70 x, which is infinite if x is SIMD_TAME or more, and which then makes the sum infinite or NaN */
     return v_fma(x, v_set(0x1p70f), sum);
 }
 

@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* numbers of 65520 and more become infinity, because float16 rounds them so */
+    /* numbers of 65520 and more become infinity: they would be rounded to 65536 or more, which float16 does not have */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds the number to a multiple of
      * 2^-24, and the low bits of the sum then count these multiples. */

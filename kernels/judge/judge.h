@@ -67,8 +67,8 @@ typedef struct judge_place {
 typedef struct judge_explanation {
     /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
-    const char *code, *and_code; /* code: the mistake's short name; and_code: that of a second mistake that is present
-                                  * at the same time, or NULL */
+    const char *code, *and_code; /* code: short name of the mistake; and_code: short name of a second mistake that is
+                                  * present at the same time, or NULL */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;

@@ -82,7 +82,7 @@ struct worst_units {
 };
 
 /* A pass computes tiles of a frame (a problem cut into tiles) with one variation (a mistake, or none), and sums up how
- * far their results are from other results. */
+ * far the results are from other results. */
 struct pass {
     variation v;
     struct frame *frame;
@@ -128,7 +128,8 @@ struct judge {
                          * computed them */
     double time_s;      /* the time in seconds that the whole check should take */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); it stores no other results */
+    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
+                        * results */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for the other results */
 
     enum phase phase;
