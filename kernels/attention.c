@@ -1,9 +1,9 @@
-/* attention.c: the tables of attention.h, and the functions of problems that need no device.
+/* attention.c: makes the tables that attention.h declares, and has the functions of problems that need no device.
  *
- *   tables      dtypes, statuses, tensors: made from the maps of attention.h
- *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. All code that needs
- *               a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses these functions.
- *   work        attn_flops: permitted pairs, counted exactly
+ *   tables      of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
+ *   shapes      functions that say which size each axis of a tensor has, by the rows of ATTN_TENSOR_MAP. All code that
+ *               needs a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses them.
+ *   work        attn_flops() and attn_scores(), which count a problem's operations and scores
  *
  * To add a dtype, add a row to ATTN_DTYPE_MAP and a case to dtype.h. To add a tensor, add a row to
  * ATTN_TENSOR_MAP. To add an option that is one number, add a row to ATTN_SCORE_OPTION_MAP and its lines to

@@ -1,9 +1,9 @@
 /* attention.h: exact attention, forward and backward. The public C API of libattn.a.
  *
  * One call describes a whole problem: an attn_problem holds the tensors (pointer, dtype, shape, strides), the masks
- * and the options. attn_check() says whether it makes sense, attn_plan_make() which kernel of a device computes it,
- * attn_run() computes it. The library knows nothing of HTTP or JSON and depends on nothing but libc (and, built with
- * CUDA, on the statically linked CUDA runtime).
+ * and the options. attn_check() says whether the problem is valid, attn_plan_make() chooses the kernel of a device that
+ * computes it, and attn_run() computes it. The library knows nothing of HTTP or JSON. It depends on libc alone; built
+ * with CUDA, also on the statically linked CUDA runtime.
  *
  *   attn_device *gpu;   attn_stream *stream;   attn_error err;   size_t bytes;   int done = 0;
  *   attn_device_open("cpu", 0, NULL, &gpu, &err);
@@ -168,8 +168,8 @@ typedef enum attn_dtype_rule {
  *   n bounds (the same tensor)    p pages                       s slots of a page
  *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
  *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
- * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; the
- * shapes of all other tensors must agree with these sizes. With page_table, k is t times s. */
+ * The tensor q sets the sizes b, q, h and d; k sets k, g, p and s; v sets e; page_table sets t. In a packed problem,
+ * cu_seqlens_q sets b. The shapes of all other tensors must agree with these sizes. With page_table, k is t * s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
@@ -447,8 +447,8 @@ typedef struct attn_dims {
  * check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
-/* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
- * row * row + column, where `batch`, `head` and `row` are the members. What h, row and column mean:
+/* A tensor with one stride for each of its axes. In a view v, element (b, h, row, column) has the index
+ * b * v.batch + h * v.head + row * v.row + column. What h, row and column mean in each tensor:
  *
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
  *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
@@ -689,8 +689,8 @@ typedef struct attn_device_info {
     bool unified;
     /* true: kernels marked `in_place` can read staging memory (host memory), though more slowly than device memory */
     bool reads_staging;
-    /* number of batches of problems that the device should compute at the same time; on a unified device each batch has
-     * a thread of its own */
+    /* number of batches of problems that the device should compute at the same time; on a unified device (one that
+     * computes in host memory) each batch has a thread of its own */
     int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
@@ -711,8 +711,8 @@ void attn_device_close(attn_device *device); /* closes a device; does nothing if
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
 /* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
- * (for a GPU: pinned). On a unified device both are plain memory, 64-byte aligned. The functions are thread-safe. The
- * contents of new memory are undefined. */
+ * (for a GPU: pinned). On a unified device (one that computes in host memory) both are plain memory, 64-byte aligned.
+ * The functions are thread-safe. The contents of new memory are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
@@ -748,8 +748,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging). It
-     * reads each number of its inputs about once, so a copy to device memory would gain nothing */
+    /* true: the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
+     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing */
     bool in_place;
 } attn_kernel;
 
@@ -773,8 +773,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * plan to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* the kernels that the plan may choose from: the capabilities of the device; they
-                                   * belong to the device */
+    const attn_capabilities *can; /* the capabilities of the device: its kernels, from which the plan's kernel was
+                                   * chosen; the device owns this memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
@@ -858,7 +858,7 @@ attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_dire
 typedef struct attn_move {
     void *to;
     const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
-    size_t bytes;     /* number of bytes to copy or clear; it and both addresses must be multiples of 4 */
+    size_t bytes;     /* number of bytes to copy or clear; this number and both addresses must be multiples of 4 */
 } attn_move;
 
 /* Queues `count` moves, which the device makes in any order. No move may read memory that another move writes. The
@@ -957,9 +957,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
- * and k. The tensors of the problem are in device memory. `found` is device memory with the size of look->found, which
- * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Queues on the stream, behind the copies of q and k, sums of the rows that attn_lse_choose() picked. The tensors of
+ * the problem are in device memory. `found` is device memory with the size of look->found, which the caller copies to
+ * look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -995,8 +995,8 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* The functions plan and run one problem: as a forward, as a backward, or as an observe (attn_look()), whatever its op
- * is. */
+/* Three functions that plan and run one problem, whatever its member op is: as a forward, as a backward, and as an
+ * observe (attn_look()). */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
@@ -1033,9 +1033,9 @@ bool attn_stream_noted(const attn_stream *stream);
  *
  * Each result is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. In a packed problem it is row
  * h * total_q + line, where `line` is the query's index in q. Key rows are numbered in the same way by Hk and Sk, or by
- * Hk and total_k. Rows that do not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a
- * backward has out and lse, its gradients are those that belong to them, as in attn_backward(). Gradients of bias,
- * sinks and slopes are left out. */
+ * Hk and total_k. For rows that do not exist, lse is -inf and other results are 0. For keys that do not exist,
+ * gradients are 0. If a backward is given out and lse, its gradients are computed from these, as in attn_backward().
+ * Gradients of bias, sinks and slopes are left out. */
 typedef struct attn_truth {
     double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;

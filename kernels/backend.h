@@ -1,9 +1,9 @@
-/* backend.h: the table of functions that a backend provides. attention.c checks arguments, chooses a kernel
- * and forwards the call to one of these tables.
+/* backend.h: the table of functions that a backend provides. dispatch.c checks arguments, chooses a kernel and calls
+ * the function in the table of the device's backend.
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
- * attention.c has checked the arguments of each function; problems have passed attn_check(). */
+ * The functions need not check their arguments, and problems have passed attn_check(). */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
 
@@ -44,7 +44,8 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The functions of a backend. What each must do is said in attention.h, at the function attn_... with the same name. */
+/* The functions of a backend. For each of them, attention.h says what it must do, at the function attn_... of the same
+ * name. */
 struct attn_backend {
     const char *name;
     bool is_gpu; /* true: the backend's devices are not the host's processor, and the server's option --devices numbers
@@ -58,8 +59,8 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
-     * If the kernel can, the function fills in the plan's other members and returns true. If `plan` is NULL, every
-     * kernel computes all problems that its attn_kernel allows, and plans need no geometry. */
+     * If the kernel can, the function fills in the plan's other members and returns true. NULL: every kernel computes
+     * all problems that its attn_kernel allows, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -68,7 +69,7 @@ struct attn_backend {
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
     /* Copies rows of equal length. dispatch.c does not call it for 0 rows, nor for rows without gaps between them.
-     * copy_rows is NULL: dispatch.c calls copy() for each row. */
+     * NULL: dispatch.c calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     /* Copies from the memory of another device. Not called for 0 bytes. NULL: the backend never has a second device. */

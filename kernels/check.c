@@ -6,8 +6,9 @@
  * offending member.
  *
  * The steps, in order; the first fault found is the one reported:
- *   1. q, k and v: given, rank, dtype, sizes, and that they fit each other. From here on attn_dims_of() can be trusted.
- *   2. which tensors may stand together (packed or not, fp8 scales only with fp8, gradients only of what is given)
+ *   1. q, k and v: whether they are given, their ranks, dtypes and sizes, and whether these agree. Later steps may call
+ *      attn_dims_of().
+ *   2. which tensors may be given together (packed or not, fp8 scales only with fp8, gradients only of given tensors)
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
@@ -355,7 +356,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- 2. Which tensors may stand together ------------------------------------------------------------------------- */
+/* ---- 2. Which tensors may be given together ---------------------------------------------------------------------- */
 
 static attn_status check_company(const attn_problem *p, attn_error *err)
 {
@@ -722,8 +723,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of the table are one row in memory; skip it if the `seen` entries checked so far are
-         * enough */
+        /* with stride 0 all rows of page_table are one row in memory: a row is skipped if it needs no more entries than
+         * the `seen` entries that are checked already */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -795,8 +796,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All checks of a problem, in order --------------------------------------------------------------------------- */
 
-/* Does steps 1 to 3 of the list at the beginning of this file (q, k and v; which tensors stand together; other
- * tensors). */
+/* Does steps 1 to 3 of the list at the beginning of this file: checks q, k and v, which tensors are given together, and
+ * the other tensors. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -830,8 +831,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) it would have 0 heads, and would
-     * be valid by chance */
+    /* no hint if axis 1 or 2 of q or k has size 0: in the other layout (bshd or bhsd) the tensor would have 0 heads,
+     * and would be valid by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
@@ -873,7 +874,8 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    /* out and lse must fit in int64_t even where the client does not want them, because kernels compute both */
+    /* the bytes of out and lse must fit in int64_t even if the client does not want these outputs, because kernels
+     * compute them */
     {
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };

@@ -5,9 +5,10 @@
  *   sums     triples times rates, divided by the number of the device's units that have work
  *
  * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
- * hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for a single row. On
- * another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench` prints
- * estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's row.
+ * hold for any number of units. A GPU works in whole blocks: a block for 128 rows takes as long if it has a single row.
+ * On another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench`
+ * prints estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's
+ * row in the table.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -35,10 +36,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels compute rows again (repair them) if the rows' scores exceed the range of float32. The generic kernel for
- * options differs: it repairs no rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless
- * dq of a backward exceeds the range of float32. The float32 kernels differ too: they repair every row of a tile whose
- * q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* Kernels compute a row again (repair it) if its scores exceed the range of float32. There are two exceptions. The
+ * generic kernel for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of
+ * cuda/common/args.cuh), unless dq of a backward exceeds the range of float32. The float32 kernels repair every row of
+ * a tile whose q and k are so large that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -55,8 +56,8 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds that each head of each sequence takes, whatever its size; for GPU kernels that work in blocks, those
-     * of each block (struct work) */
+    /* nanoseconds that each head of each sequence takes, whatever its size; for GPU kernels that work in blocks:
+     * nanoseconds that each block takes */
     double head;
     /* nanoseconds to read or pack one number of K or V; each number is read once for the query heads that share it */
     double number;
@@ -73,11 +74,12 @@ struct rate {
 /* largest number of rows of a tile for which a CPU reads K and V without packing them: FLASH_DOT_ROWS of cpu/flash.h */
 enum { FEW_ROWS = 8 };
 
-/* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per (query, key, head)
- * triple where each block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between
- * the two. The sm90 forward computes a tile twice if its sums of values overflow.
+/* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
+ * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
+ * Two rates need a remark. The generic backward was measured on rows whose scores exceed the range of float32: 400 ns
+ * per (query, key, head) triple where each block runs alone, 1450 ns on a full device (both with 64 columns). Its rate
+ * lies between the two. The sm90 forward computes a tile twice if its sums of values overflow. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -146,8 +148,8 @@ static const struct rate few_rows[] = {
 
 /* The parts of the device that do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
- *   WAITS  the blocks of TILES; a block waits for memory half of the time if it is alone on its multiprocessor
- *   ROWS   a warp for each row */
+ *   WAITS  the same blocks, but a block that is alone on its multiprocessor waits for memory half of the time
+ *   ROWS   one warp for each row */
 enum by { TILES, WAITS, ROWS };
 
 /* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
@@ -436,7 +438,7 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
-/* Where a backward is given no out and lse, it runs a forward first: adds the cost of that forward. */
+/* Adds the cost of the forward that a backward runs first if it is given no out and lse. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {

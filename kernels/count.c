@@ -5,9 +5,9 @@
  *
  *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band. (A band
  *                             is as many rows as a tile has.)
- *   FlashMask                 A step takes blocks of keys. Each key is seen by up to three intervals of rows. Whole
- *                             bands of an interval are added to an array of differences, and the interval's two ends
- *                             to the bands in which they lie. The work grows with keys and tiles, not with pairs.
+ *   FlashMask                 A step takes blocks of keys. Up to three intervals of rows see a key. The bands that lie
+ *                             wholly in an interval are counted in an array of differences. The rows of the two bands
+ *                             at its ends are counted separately. The work grows with keys and tiles, not with pairs.
  *   keep_mask, bias           Every element is read, row by row.
  *
  * A step (one call of attn_counter_step()) takes at most STEP_WORK keys, bands or elements, plus one row or one block
@@ -34,14 +34,15 @@ struct attn_counter {
     /* planes_b: number of planes along the batch; heads: number of planes along the heads (a plane: one batch row and
      * head that stands for all batch rows and heads with equal masks) */
     int64_t planes_b, heads;
-    double each; /* number of (batch row, head) pairs for which one plane stands, because their masks are equal */
+    double each; /* number of (batch row, head) pairs that have equal masks; only one of them (a plane) is counted */
 
     /* The plane (batch row and head) that is being counted, and where in it the next step goes on: an index of a band
      * of rows, of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
-    /* For FlashMask (BY_KEYS): how many more elements each band of rows sees than the band before it (add_rows()). For
-     * keep_mask and bias (BY_ELEMENTS): number of visible elements in each block of keys. */
+    /* For FlashMask (BY_KEYS): how many more elements each band of rows (as many rows as a tile has) sees than the band
+     * before it; see add_rows(). For keep_mask and bias (BY_ELEMENTS): number of visible elements in each block of
+     * keys. */
     int64_t *counts;
     attn_counts found;
 };
@@ -176,7 +177,7 @@ static attn_status count_block(struct attn_counter *c)
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    /* number of query heads for which this plane stands, because they share its FlashMask bounds */
+    /* number of query heads that share these FlashMask bounds, so that their pairs are counted together */
     const int64_t group = c->g.dims.H / c->heads;
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;

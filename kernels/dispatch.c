@@ -1,8 +1,8 @@
 /* dispatch.c: finds the backend that serves a call.
  *
- *   backends    the list of the build, in order of preference
- *   kernels     rows of a backend; a plan has the first kernel that takes the problem
- *   dispatch    one line per function, which calls the device's backend
+ *   backends    the list of this build's backends, in order of preference
+ *   kernels     each backend lists its kernels; a plan has the first kernel that takes the problem
+ *   dispatch    functions of a few lines, which call the same function of the device's backend
  *
  * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
 #include <assert.h>

@@ -4,9 +4,9 @@
  * a hierarchy of version 1 with its controllers. Every group from this process's own up to the root may set a limit,
  * and the least limit counts.
  *
- * The path starts at the root of the process's cgroup namespace. In a container of version 1 without a namespace, it is
- * the host's path, while the process's own group is mounted as the root. The folders of the path then do not exist, and
- * the files of the root are those of the process's group. */
+ * The path starts at the root of the process's cgroup namespace. A container with version 1 may have no such namespace.
+ * The path is then that of the host, and its folders do not exist in the container. But the root that is mounted in the
+ * container is the process's own group, so the files in this root give the limits. */
 #include "machine.h"
 
 #include <limits.h>
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* read at most this many lines of /proc/cpuinfo, because the text about the first core has only 28 lines */
+/* the largest number of lines of /proc/cpuinfo that are read; the text about the first core has only 28 lines */
 enum { CPUINFO_LINES = 64 };
 
 /* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */
@@ -111,7 +111,8 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable: start there */
+    /* the process's cgroup lies outside its cgroup namespace, so only the namespace's root is readable: the walk starts
+     * there */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {

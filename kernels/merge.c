@@ -130,8 +130,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* false, because only dsinks is computed here: find_dots() then writes no gradients of
-                          * parts */
+    m.gradients = false; /* this function writes dsinks only, so find_dots() must write no gradients of parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -153,7 +152,8 @@ void attn_merge_all(const attn_merge_plan *m)
 struct expected {
     const attn_tensor *tensor;
     int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    const char *of;   /* the list in the request that has the part: "parts", or "gradients" for the parts' gradients */
+    const char *of;   /* the list in the request to which the part belongs: "parts", or "gradients" for the parts'
+                       * gradients */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
     int rank;         /* number of axes of the tensor; the next member has their sizes */

@@ -24,8 +24,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
     /* Kernels compute a window that is narrower than all keys together in another way than a wider window. The problem
-     * is divided only if the window of every part is narrower than the keys, so that the parts have the same bits as
-     * the whole problem. */
+     * is divided only if the window of every part is narrower than the keys. The parts then have the same bits as the
+     * whole problem. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 

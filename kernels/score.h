@@ -2,14 +2,14 @@
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
- * Code that computes scores one by one uses attn_score_of(): the reference and the CPU's kernel "double"
- * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of
- * cuda/common/args.cuh). An option that is added here works in all of these at once. A fast kernel has its
- * own expressions for the options that its row names, and gets no problem that uses another option.
+ * Code that computes scores one by one calls attn_score_of(): the reference and the CPU's kernel "double"
+ * (cpu/reference.c), the CPU's code for rows in double (cpu/exact.c), and the general kernels of CUDA (score() of
+ * cuda/common/args.cuh). An option that is added to attn_score_of() works in all of these at once. A fast kernel has
+ * its own expressions for the options that it supports, and gets no problem that uses another option.
  *
  * C computes in double, which defines correct results. CUDA computes in float, and in double where a score exceeds the
- * range of float. In CUDA the options are float or double too: a file that takes them from its own
- * attn_score_options_as<double>, and not from head_args, computes scores of full precision. */
+ * range of float. CUDA's struct head_args has the options as floats. A file that needs scores of full precision has its
+ * own attn_score_options_as<double> instead. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
@@ -69,7 +69,7 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    /* options that depend on the pair's position will need these arguments; softcap does not use them */
+    /* softcap does not use these arguments; an option that depends on the pair's position would */
     (void)q, (void)i, (void)j;
     *derivative = 1;
     if (o->softcap > 0) {

@@ -1,4 +1,5 @@
-/* strange.c: estimates how much of a problem lies in strange rows (numbers beyond float32's range). See strange.h. */
+/* strange.c: estimates which share of a problem lies in strange rows (rows whose numbers exceed the range of float32).
+ * See strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -10,14 +11,13 @@
 
 enum {
     /* largest number of rows that are sampled to estimate how many rows are slow to compute. If 1 row in 64 is slow, a
-     * sample of 64 rows may have none of the slow rows, and the problem then takes up to three times as long as
-     * estimated */
+     * sample of 64 rows may contain no slow row; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
     /* reading a key takes as long as reading its elements and KEY_NUMBERS more elements (some 16 ns) */
     KEY_NUMBERS = 16,
-    /* how many elements of k may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS rows
-     * are read even beyond this limit */
+    /* how many elements of k may be read for all sampled rows together, in about a millisecond. The first LEAST_ROWS
+     * rows are read even beyond this limit */
     NUMBERS = 1 << 19,
     /* how many elements of k may be read for one row. If the row has more, evenly spaced keys are read, beginning with
      * a random one */
@@ -25,7 +25,7 @@ enum {
     ROW_KEYS = 1 << 16, /* how many keys may be read for one row, if only their bias and slopes are read and not their
                          * elements */
     /* smallest number of queries in a tile of any kernel. A kernel decides by the largest number of q in a row's tile
-     * whether the row may have huge scores, so this estimate looks at TILE queries too */
+     * whether the row may have huge scores. The estimate therefore looks at TILE queries too */
     TILE = 64,
 };
 
@@ -62,8 +62,8 @@ static double most_of_dtype(attn_dtype dtype)
 }
 
 /* Defines a function that finds the largest of n numbers, compared by size without sign. There is one function each for
- * numbers of one, two and four bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same
- * order as sizes, and the bits of NaN are above all others. */
+ * numbers of one, two and four bytes. The functions compare bits in vectors of 16 bytes. Without the sign bit, bits
+ * have the same order as sizes, and the bits of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -151,8 +151,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k: first by the largest number of their dtypes, then, if that is not enough, by their
- * largest elements. It fills in the members of *look that depend on these bounds. */
+/* Computes bounds on the products of q and k: first from the largest numbers of their dtypes, then, if these bounds are
+ * too large, from their largest elements. Sets the members of *look that depend on the bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

@@ -1,4 +1,4 @@
-/* strange.h: estimates how much of a problem lies in strange rows: rows whose numbers exceed the range of float32.
+/* strange.h: estimates which share of a problem lies in strange rows: rows whose numbers exceed the range of float32.
  * Kernels compute such rows one by one, which may cost a hundred times as much as other rows (cost.c). */
 #ifndef ATTN_STRANGE_H
 #define ATTN_STRANGE_H

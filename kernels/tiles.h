@@ -26,9 +26,9 @@
  * factor of e. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* If a row sees only one key, its lse must be the key's score. The two count as equal if they differ by no more than
- * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, and by half
- * a unit of the last place each where lse is stored and where the backward computes the score. */
+/* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
+ * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their size in the forward, by half a
+ * unit in the last place where lse is stored, and by as much where the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -71,7 +71,8 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 }
 
 /* Returns the offset, in elements, of a key's row in k or v, with or without pages (attn_at() is for the other
- * tensors). `line` is k_start + j. Only attn_key_at() and attn_keys_in_a_row() know of pages. */
+ * tensors). `line` is k_start + j for key j of the sequence. Only attn_key_at() and attn_keys_in_a_row() use
+ * page_table. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);

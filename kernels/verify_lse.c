@@ -11,17 +11,17 @@
  *
  * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
  *   - at least ENOUGH_ROWS rows fit the conversion, and no row contradicts it;
- *   - what the conversion adds to lse differs between rows by more than the tolerance. Where all scores are equal, the
- *     lse of 128 keys in base 2 is also the natural lse of 1097 keys.
+ *   - what the conversion adds to lse differs between rows by more than 2 APART tolerances. (Where all scores are
+ *     equal, it does not differ: the lse of 128 keys in base 2 is also the natural lse of 1097 keys.)
  *
- * Tolerances, on lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k
- * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative
- * error of a product whose two factors were rounded. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the
- * mean of its keys' sizes, weighted by P.
- *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
- *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
- * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap
- * 2^-11 of lse is added instead, the error of the GPUs' instruction tanh.approx.
+ * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later.
+ * (Products in TensorFloat32 round as float16 does.) u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of
+ * a product whose two factors were rounded. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its
+ * keys' sizes, weighted by P.
+ *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
+ *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
+ * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,
+ * 2^-11 of the softcap is added too, because that is the error of the GPUs' instruction tanh.approx.
  *
  * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
  * has NaN, or where its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
@@ -299,8 +299,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether it can be decided if the lse of this row is right. That is impossible if the row has NaN, or if its
- * lse is so large that it does not determine the row's sum. */
+/* Returns whether it can be decided if the lse of this row is right. It cannot if the row has NaN, or if its lse is so
+ * large that it does not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
@@ -314,10 +314,10 @@ static double unit_of(const attn_problem *p)
     return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
 }
 
-/* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward:
- * in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
- * `loose` is a bound: each number of q and k is off by half a unit of its last place at most, and the sum over d of
- * |q_d k_d| is at most sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
+/* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward
+ * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
+ * `loose` is an upper bound: each number of q and k is off by at most half a unit in its last place, and the sum over d
+ * of |q_d k_d| is at most sqrt(D) times sqrt(sum_d (q_d k_d)^2). */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -335,7 +335,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 enum says { NOTHING, YES, NO };
 
 /* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS stands
- * for base 2. *apart becomes the difference between the lse by variant v and the lse by the options as given. */
+ * for base 2; NOTHING: the row does not tell. *apart becomes the difference between the lse by variant v and the lse by
+ * the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -358,7 +359,8 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* the first turn tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong lse */
+        /* the first iteration tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong
+         * lse */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

@@ -1,9 +1,9 @@
 /* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691), Algorithm
  * 2, made deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item (unit of
- * parallel work) of FLASH_KEYS owns a chunk of Bk keys of one key/value head. The item goes over the row tiles of the
- * whole group of query heads that see the chunk, and computes for each of them:
+ * The phase FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. In the phase
+ * FLASH_KEYS, each item (unit of parallel work) owns a chunk of Bk keys of one key/value head. The item goes over the
+ * row tiles that see the chunk, of all query heads of the group, and computes for each of these tiles:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
@@ -13,8 +13,8 @@
  * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
  * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together go through the tiles
  * one behind the other, so a chunk waits only while another chunk computes one row tile. Threads take items in order,
- * so a chunk that others wait for is always running. This scheme needs no memory and no second pass (a second pass
- * would compute S and dP again for dQ: 7 products instead of 5), and the bits do not depend on timing.
+ * so a chunk that others wait for is always running. The bits of dQ therefore do not depend on timing. No memory is
+ * needed for partial sums, and no second pass, which would compute S and dP again for dQ (7 products instead of 5).
  *
  * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. Therefore the item that owns the chunk
  * adds to the element without waiting. Where bias is broadcast over heads of several groups or over batch rows, several
@@ -35,16 +35,16 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    /* distances between rows, in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS
-     * where dS is an operand A (simd.h) */
+    /* distances between rows, in elements: ld for matrices [rows][keys], ldt for the sums [channel][keys], dS_lda for
+     * dS as an operand A of a product (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* lse of each row of the tile, multiplied by log2(e) (base 2) */
-    /* queries in f32, [FLASH_DOT_ROWS][few_ld], for sequences of few query rows (the path FLASH_DOTS): dots() computes
-     * their scores */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld], of a sequence with few query rows (FLASH_DOTS), whose scores dots()
+     * computes */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
@@ -93,7 +93,7 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Returns whether any output except dv is wanted, because all others need dS, the gradient of the scores. */
+/* Returns whether dq, dk, dbias or dalibi_slopes is wanted. These outputs need dS, the gradient of the scores. */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -110,8 +110,8 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Computes the lse of a row again if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the
- * row's sum. */
+/* Stores the lse of row r if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the row's
+ * sum. A large lse is computed again from the scores; a NaN stays NaN. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
@@ -205,8 +205,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile `index`. The function need not
- * look at chunks below *below, because they have finished all row tiles; it raises *below. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
+ * function need not look at chunks below *below, because they have finished all row tiles; it raises *below. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -223,8 +223,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
     }
 }
 
-/* Adds elements of dO that are NaN or infinite, which packing replaced by 0, to `nonfinite_sums`: for each key that the
- * element's row sees. */
+/* Adds to `nonfinite_sums` the elements of dO that are NaN or infinite, which packing replaced by 0. An element is
+ * added for each key that its row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -316,9 +316,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 }
 
 /* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). If no row has NaN in f->lse2, the result is f->lse2
- * itself. Otherwise it is a copy in `scratch`, in which rows with NaN get an lse2 from f->strange; the function then
- * also replaces the scores S of these rows. j is the block's first key; c is the factor that flash_scores() returned
- * for the block. */
+ * itself. Otherwise the result is a copy in `scratch`: rows with NaN get an lse2 that the function computes from
+ * f->strange, and it also replaces the scores S of these rows. j is the block's first key; c is the factor that
+ * flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -343,7 +343,7 @@ struct chunk {
     /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
     bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
-    bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
+    bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
 };
 
 static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)
@@ -366,9 +366,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile. The terms of each sum are added in the same order as in the sequence's forward,
- * because the backward subtracts the forward's lse from these scores. Returns true if some products may be infinite or
- * NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile (tile of query rows) and a block of keys. The terms of each sum are added in the
+ * same order as in the sequence's forward, because the backward subtracts the forward's lse from these scores. Returns
+ * true if some products may be infinite or NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -437,10 +437,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* packing waits until a row tile sees a key of the chunk, because chunks that no query sees need no packing */
+        /* the chunk's keys are packed only when a row tile sees one of them, because chunks that no query sees need no
+         * packing */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells later chunks of keys that this chunk will add nothing to the row tiles it skipped, so they need not
-         * wait */
+        /* publishes that this chunk of keys adds nothing to dQ of the row tiles before `index`, so that later chunks do
+         * not wait for it there */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;

@@ -95,8 +95,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Finds which columns of head->block (the keys that the head sees) are keys `from` to from + STEP - 1. Returns their
- * number; *first becomes the first of these columns. */
+/* Returns how many of the keys `from` to from + STEP - 1 the head sees. Keys count from the first of the KEYS keys;
+ * *first becomes the column of head->block that belongs to the first of the keys seen. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);

@@ -1,9 +1,10 @@
-/* exact.c: computes rows in double whose numbers exceed the range of float32, and rows whose scores are all equal.
+/* exact.c: computes, in double, rows whose numbers exceed the range of float32. It also recognises rows whose scores
+ * are all equal.
  *
- * All other code of this folder holds scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
- * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Rows
- * with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
- * (backward.c) recognise the rows by their maximum, sum, lse or O. This file then computes the row again from the
+ * The other kernels of this folder hold scores in base 2 in float32, where a score of 2.4e38 becomes infinite. They
+ * divide the sum O = P V by l only at the end, so a sum of a few values of 1e38 becomes infinite before the division.
+ * Rows with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
+ * (backward.c) recognise such a row by its maximum, sum, lse or O. The code below then computes the row again from the
  * tensors, by the definition (kernels/README.md): scores in double, KEYS of them at a time.
  *
  * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
@@ -14,14 +15,12 @@
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing
  * tests, at no cost, whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
  * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
- * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first
- * would not help: scale * q may underflow where scale q . k does not, and every score within range would have other
- * bits.
+ * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale before the
+ * product would not help: scale * q may underflow where scale q . k does not, and all scores would have other bits.
  *
  * lse is stored in two parts, the largest score and the rest. One double cannot hold both where the score is 1e38, and
- * P = exp(z
- * - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row with NaN in
- * lse2. */
+ * P = exp(z - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row
+ * with NaN in lse2. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -34,8 +33,8 @@
 enum {
     /* number of keys whose scores are computed together; the first key of each such group is a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
-    /* After an overflow of the sum P V, the row is computed again with P divided by 2^SHARE_BITS, which keeps a sum
-     * over KEYS values finite. */
+    /* If a sum of P V over KEYS keys overflows, it is computed again with P divided by 2^SHARE_BITS, so that it stays
+     * finite. */
     SHARE_BITS = 24,
 };
 
@@ -220,9 +219,9 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is the most that q . k and ALiBi can add to a bias. If `most` is below half of the last bit of the bias in
-     * double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may differ, so the row is
-     * not one of equal scores. */
+    /* `most` is an upper bound on what q . k and ALiBi add to a bias. If `most` is below half a unit in the last place
+     * of the bias, in double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may
+     * differ. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -261,7 +260,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    /* The loop runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed. */
+    /* If a sum of values overflowed, the loop runs a second time, with P divided by 2^SHARE_BITS. */
     for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);

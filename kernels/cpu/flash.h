@@ -4,7 +4,7 @@
  * A run is the array of planned problems of one attn_run(). It is computed in phases. A phase is one parallel loop over
  * the items of all problems together, so many small problems cost no more barriers than one:
  *
- *     phase            an item is                          what an item does
+ *     phase            an item (unit of work) is           what an item does
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
  *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; a result, or a partial result
  *     FLASH_MERGE      a row tile whose keys were split    adds up partial results in order
@@ -68,8 +68,8 @@ enum {
     /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
      * `extremes` */
     FLASH_MASK_BLOCK = 64,
-    /* row tiles with up to this many rows are computed by dots() (the path FLASH_DOTS), because reading K and V takes
-     * nearly all of their time */
+    /* row tiles (tiles of query rows) with up to this many rows are computed by dots() (the path FLASH_DOTS), because
+     * reading K and V takes nearly all of their time */
     FLASH_DOT_ROWS = 8,
     /* number of cells in a row of an observe's output map that one item (unit of parallel work) computes */
     FLASH_MAP_COLUMNS = 64,
@@ -129,7 +129,8 @@ struct flash_sequence {
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* number of rows in which a key/value head stores partial results of one span of keys; 0: keys are not split */
+    /* number of rows that a key/value head has in the arrays of partial results, for each span of keys; 0: keys are not
+     * split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -234,8 +235,8 @@ struct flash {
      * FLASH_ROWS; dbias_blocks: number of these runs in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase of the computation, `items` is the number of items (units of parallel work) of this problem, and
-     * `first` that of all problems before it */
+    /* for each phase of the computation: `items` is the number of items (units of parallel work) of this problem, and
+     * `first` is the number of items of all problems before it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -288,7 +289,7 @@ struct flash_arena {
 };
 
 /* Takes memory for `count` elements of `bytes` bytes, at an address that is a multiple of 64. Returns NULL if the arena
- * only measures. */
+ * only measures, or if the sizes overflow. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles: their rows, keys and scores -------------------------------------------------------------------------- */
@@ -316,8 +317,8 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
                               struct flash_limits *limits);
 
 /* Turns the products S = Q K^T of a tile (rows x block.cols) into scores; hidden scores become -inf. Returns the factor
- * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: as in struct simd_score; may be NULL.
- * `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
+ * c by which softmax() and gradient() must multiply these scores to get scores in base 2. `cap`: as in struct
+ * simd_score; may be NULL. `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
@@ -349,10 +350,10 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. Where a page ends earlier, the
- * matrix ends with the page, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit`
- * rows are gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not
- * depend on where pages end. */
+/* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. If the page ends earlier, the matrix
+ * ends in the page, after a multiple of `unit` rows. If the page has fewer than `unit` rows left, up to `unit` rows are
+ * gathered in `scratch` (unit * cols elements) from several pages. Work on units of rows thus does not depend on where
+ * pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -429,19 +430,19 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* Defined in row_end.c. Ends the computation of a tile of query rows. For each row of the tile, the kernel has summed P
- * V in O, has the largest score in `m`, and has the sum of exponentials in `l`. If the keys of the tile are split, the
- * function stores O, m and l as the partial result of split number `split`. Otherwise it writes `out` and `lse` (in a
- * backward: `lse2` and `delta`). The function overwrites O. `inverse`: scratch memory for t->rows floats. `large`: true
- * if O may have overflowed. */
+/* Defined in row_end.c. Ends the computation of a tile of query rows. For each row of the tile, the kernel has summed
+ * P V in O, has the largest score in `m`, and has the sum of exponentials in `l`. If the keys of the tile are split,
+ * the function stores O, m and l as the partial result of split number `split`. Otherwise it writes `out` and `lse`
+ * (in a backward: `lse2` and `delta`). `inverse`: scratch memory for t->rows floats. `large`: true if O may have
+ * overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
 /* Ends the rows of a tile whose keys are not split: writes out and lse. flash_row_end_part() explains the
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
- * and part_l. */
+/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
+ * number `split` of the keys begins. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: the rows of head h from row `first` of the tensor on. dO
@@ -485,8 +486,8 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);
 
-/* If all keys that the row sees have one score, writes it to *found and returns the number of these keys. Returns 0 if
- * the row sees no key, or if its scores may differ. */
+/* If a bias makes all keys that the row sees have one score, writes this score and the row's lse to *found, and returns
+ * the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Returns whether row r of a tile sees exactly one key. */

@@ -149,7 +149,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- Phase FLASH_FORWARD: out and lse of a tile of rows ---------------------------------------------------------- */
 
-/* Returns a tile that consists of n rows, from row r0 on, of a row tile with one head. */
+/* Returns n rows, from row r0 on, of a row tile with one head, as a tile of their own (a strip). */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -289,8 +289,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A row that sees no key of a span of keys has a partial result with m = -inf and l = 0, which is skipped.
-             * A NaN in any partial result makes the row NaN. */
+            /* A row that sees no key of this span of keys has a partial result with m = -inf and l = 0, which is
+             * skipped. A NaN in any partial result makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

@@ -8,12 +8,12 @@
  *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * The first two phases compute the scores anew, so no array of Sq x Sk exists. Row tiles and the bits of their scores
- * are the same as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are double. All sums
- * are in the order of rows and keys. Every number is written by one item.
+ * Each of the first two phases computes the scores itself, so no array of Sq x Sk exists. Row tiles and the bits of
+ * their scores are the same as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are
+ * double. All sums are in the order of rows and keys. Every number is written by one item (unit of parallel work).
  *
- * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
- * negative, however large the scores are. (The form lse - sum P z would cancel.)
+ * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l. Neither ln l nor -e / l is
+ * negative, so no digits cancel, however large the scores are. (In the form lse - sum P z they would.)
  *
  * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
  * and `strange` holds their lse. */
@@ -35,8 +35,7 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the chunk of keys that is being
-                    * computed */
+    double *mass;  /* sums for the output key_mass of one head: one sum for each key of the present chunk of keys */
     double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -125,8 +124,7 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
 }
 
 /* Computes scores S of a row tile and some keys by score_block(), and turns them into probabilities. Returns false if
- * the row tile sees none of the keys.
- * */
+ * the row tile sees none of the keys. */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -213,12 +211,12 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 }
 
 /* Writes the outputs of row r of a tile, and stores the numbers by which weigh_block() turns the row's scores into
- * probabilities. `base`: the row's largest score in base 2; NaN: the row is computed in double. `top`: the row's
- * largest scores in natural units, or NULL. */
+ * probabilities. `base`: the row's largest score in base 2, or NaN if the row is computed in double. `top`: the row's
+ * largest scores, in natural logarithms; NULL: not wanted. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR), and its product with a probability, are within float32's range */
+    enum { FAR = 64 }; /* exp(FAR), and its product with a probability, are within the range of float32 */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;

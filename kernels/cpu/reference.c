@@ -388,7 +388,7 @@ static void store_head_gradients(struct reference *r)
 }
 
 /* Stores a gradient that is a sum over batch rows, after all batch rows have been added. `from` has the sums in double;
- * each has the offset that it has in the tensor. */
+ * the sum of each element has the offset that the element has in the tensor. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];

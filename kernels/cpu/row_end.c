@@ -1,5 +1,6 @@
-/* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result if the
- * tile's keys are split. forward.c and decode.c call these functions when a row's last key is done. */
+/* row_end.c: computes the results of a tile of query rows when the last key of its rows is done. From the sums O, m and
+ * l of the online softmax it makes out and lse, or a partial result if the tile's keys are split. forward.c and
+ * decode.c call these functions. */
 #include <math.h>
 #include <string.h>
 
@@ -126,8 +127,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns where the partial result of a row tile for span number `split` of the keys begins, as a row of part_O, part_m
- * and part_l. */
+/* Returns the row of part_O, part_m and part_l at which the partial result of a row tile (tile of query rows) for span
+ * number `split` of the keys begins. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

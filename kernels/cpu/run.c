@@ -26,8 +26,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. A
  * problem gets the first row of the table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* the compute type for which the row is: `element` is the dtype of stored numbers, and `parts` says how many of
-     * them add up to one number (simd_split.h) */
+    /* the compute type to which this row of the table applies: `element` is the dtype of stored numbers, and `parts`
+     * says how many of them add up to one number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -79,7 +79,8 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- The sequences of a problem, and their places in arrays ------------------------------------------------------ */
 
-/* Sets the members of *q that depend on nothing but the sequence's lengths. */
+/* Sets those members of *q that follow from the sequence's lengths and the problem's sizes: tiles, rows, path, splits
+ * and so on. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;

@@ -15,8 +15,8 @@
 #if SIMD_X86
 #include <cpuid.h>
 
-/* Bits of the register XCR0. The operating system saves these registers if their bits are set: SSE and AVX; opmask and
- * ZMM registers; tile configuration and tile data. */
+/* Bits of the register XCR0. The operating system saves these registers if their bits are set: SSE and AVX registers;
+ * opmask and ZMM registers; the tile configuration and tile data of AMX. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
 static uint64_t os_state(void)
@@ -38,22 +38,22 @@ static int best(void)
     uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
     int level = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
-    /* Without FMA, OSXSAVE, AVX and F16C, the level stays as it is. */
+    /* If FMA, OSXSAVE, AVX or F16C is missing, the level (index of the best table) stays as it is. */
     if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint64_t xcr0 = os_state();
-    /* Without AVX2 and BMI2, the level stays as it is. */
+    /* If AVX2 or BMI2 is missing, the level (index of the best table) stays as it is. */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* Without AVX512 F, DQ, BW and VL, and without VBMI, the level stays as it is. */
+    /* If AVX512 F, DQ, BW, VL or VBMI is missing, the level (index of the best table) stays as it is. */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;
-    /* Without AVX512_BF16, the level stays as it is. */
+    /* If AVX512_BF16 is missing, the level (index of the best table) stays as it is. */
     if (!has(a71, 1u << 5)) return level;
     level = 3;
-    /* Without AMX-BF16 and AMX-TILE, the level stays as it is. */
+    /* If AMX-BF16 or AMX-TILE is missing, the level (index of the best table) stays as it is. */
     if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
     return 4;
 }

@@ -1,7 +1,8 @@
-/* simd.h: the vector layer of the CPU backend. Small packed matrix products, softmax steps, exp2, conversions.
+/* simd.h: the vector functions of the CPU backend: small packed matrix products, softmax steps, exp2, conversions.
  *
- * The algorithms (forward.c, backward.c, decode.c) are written once, against the table below. There is one table for
- * each instruction set, filled in by a file of its own. simd_get() chooses the best table that this processor runs:
+ * The algorithms (forward.c, backward.c, decode.c) are written once. They call vector functions through a table, struct
+ * simd. Each instruction set has a table, made by a file of its own. simd_get() returns the best table that this
+ * processor can run:
  *
  *     name      file             f32 products     bf16 products
  *     portable  simd_portable.c  plain C          none: bf16 inputs are computed as f32
@@ -81,7 +82,7 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32, /* number of columns of a panel, in which operands B of matrix products are stored */
+    SIMD_PANEL = 32, /* number of columns of a panel; in a product A B, the matrix B is stored in panels */
     /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
      * rows */
     SIMD_A_ROWS = 16,
@@ -116,13 +117,13 @@ struct simd_score {
     /* for each row r: the row sees columns lo[r] to hi[r] - 1, which may be none. Both NULL: rows see all columns */
     const int *lo, *hi;
 
-    /* NULL, or for each column (key) c the rows (queries) from which FlashMask hides it: row r is hidden if
+    /* NULL, or for each column (key) c the rows (queries) from which FlashMask hides the key: row r is hidden if
      * hide_lo[x][c] <= row0 + r < hide_hi[x][c], for x = 0 or 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
-    /* NULL, or an array [rows][ld of S] to which score() writes 1 - tanh^2(s / softcap) for gradient(); without softcap
-     * it writes 1 */
+    /* NULL, or an array [rows][ld of S] to which score() writes the derivative of softcap, 1 - tanh^2(s / softcap), for
+     * gradient(); without softcap it writes 1 */
     float *cap;
 };
 
@@ -165,9 +166,9 @@ struct simd_type {
     int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. After false, the
-     * caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and infinity, because
-     * their products with the zeros of hidden keys would be NaN. */
+     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If the result is
+     * false, the caller must handle larger numbers, whose sums may overflow. The caller must also handle NaN and
+     * infinity, because their products with the zeros of hidden keys would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -186,14 +187,16 @@ struct simd_type {
      * base 2: z = c * S, c = scale * log2(e) of any sign, or 1 after score().
      *   m[r]       running maximum of z; starts as -INFINITY
      *   l[r]       running sum of exp2(z - m); starts as 0
-     *   rescale[r] written: exp2(m_old - m_new), what O[r] is to be multiplied with; 1 where the maximum stays, 0 at
-     *   first
-     *   P          written: exp2(z - m_new) (times drop[r][c], which has S's layout, where drop is not NULL) as an A
-     *              operand, m = rows, k = cols. For f32 it may be S itself, with ldp = lds. l sums the unrounded P
-     *              before drop. drop is 0 or 1, because a factor would be rounded with P.
+     *   rescale[r] written: exp2(m_old - m_new), by which the caller multiplies O[r]. It is 1 where the maximum stays,
+     *              and 0 where m_old is -INFINITY and m_new is not.
+     *   P          written: exp2(z - m_new) as an operand A with m = rows and k = cols. For f32, P may be the memory
+     *              of S, with ldp = lds.
+     *   drop       NULL, or an array in the layout of S, by which P is multiplied. It holds 0 and 1 only, because
+     *              another factor would be rounded together with P. l sums P before rounding and before drop.
      * Returns whether any rescale is not 1. If none is, pass NULL to gemm().
-     * At the end of the row lse = (m + log2 l) * ln 2 and O is divided by l; a row with m = -INFINITY has seen no key.
-     * With c <= 0 S must not hold infinities, because they would change sign: call score() for masked tiles. */
+     * After the last step, lse is (m + log2 l) * ln 2, and the caller divides O by l. A row with m = -INFINITY has seen
+     * no key. With c <= 0, S must not hold infinities, because they would change sign: call score() for masked
+     * tiles. */
     bool (*softmax)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
                     void *P, int64_t ldp, const float *drop);
 
@@ -226,7 +229,7 @@ struct simd {
     /* Two functions for decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds
      * the speed of both functions.
      *
-     *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q is [nq][ldq] in f32
+     *   dots:  S[r][j] = q[r] . K[j]            for r < nq and j < n; q is [nq][ldq] in f32
      *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] may be NaN */
     void (*dots)(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
                  float *S, int64_t lds);
@@ -254,7 +257,7 @@ struct simd {
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
     /* Stores results: Y[r][c] = X[r][c] * scale * row_scale[r] in Y's dtype, with rows of Y `stride` elements apart. If
-     * row_scale is NULL, its factor is 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
+     * `row_scale` is NULL, its factors are 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
      * NaN. store_t() reads X transposed: X[c][r] in place of X[r][c]. */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);
@@ -270,7 +273,7 @@ struct simd {
      * The result is 0 for -inf and for x below -150, and NaN for NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
-    /* Does one step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or c = 1
+    /* Updates the running maximum, sum and entropy of each row by the scores z = c * S in base 2, with c > 0; c is 1
      * after score().
      *   m[r]  running maximum of z; starts as -INFINITY
      *   l[r]  running sum of exp2(z - m); starts as 0

@@ -1,10 +1,10 @@
 /* simd_avx512.c: the table of vector functions (struct simd) for AVX-512 (F, BW, DQ, VL, VBMI), whose vectors have 16
  * floats.
  *
- * The product holds a block of up to 14 rows and 32 columns of C in 28 of the 32 registers; two registers hold a row of
- * the panel of B, and one holds an element of A. Each step along k thus costs 2 + 14 loads and 28 multiply-adds, so the
- * two multiply-add units bound the speed. Blocks get equal numbers of rows (64 rows are 13 13 13 13 12), because a
- * block of few rows waits for its own sums. */
+ * The matrix product C = A B holds a block of up to 14 rows and 32 columns of C in 28 of the 32 registers. Two more
+ * registers hold a row of a panel (32 columns) of B, and one holds an element of A. Each step along k thus costs 2 + 14
+ * loads and 28 multiply-adds, so the two multiply-add units bound the speed. Blocks get about equal numbers of rows (64
+ * rows are divided into 13, 13, 13, 13 and 12), because a block of few rows waits for its own sums. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)

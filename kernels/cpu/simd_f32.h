@@ -1,5 +1,5 @@
-/* simd_f32.h: how simd_tiles.h writes the f32 operands of matrix products, written with the vector functions that every
- * simd_v*.h defines. */
+/* simd_f32.h: the format in which simd_tiles.h stores f32 operands of matrix products. The code uses the vector
+ * functions that every simd_v*.h defines. */
 
 #define OPERAND float
 enum { STEP = 1, PAD_ROWS = 0 };

@@ -1,7 +1,7 @@
-/* simd_gemm.h: the f32 product, written with the functions of simd_v256.h or simd_v128.h, with 6 rows and 16 columns of
- * C in registers. In simd_avx2.c the sums take 12 of 16 registers; two more hold half a row of the panel of B, and one
- * holds an element of A. In simd_neon.c the sums take 24 of 32 registers. Each sum runs along all of k in order and is
- * added to C at the end, as in simd_gemm512.h. */
+/* simd_gemm.h: the product C = A B of f32 matrices, written with the functions of simd_v256.h or simd_v128.h. The sums
+ * of 6 rows and 16 columns of C are in registers. In simd_avx2.c the sums take 12 of 16 registers; two more hold half a
+ * row of a panel (32 columns) of B, and one holds an element of A. In simd_neon.c the sums take 24 of 32 registers.
+ * Each sum runs along all of k in order and is added to C at the end, as in simd_gemm512.h. */
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 

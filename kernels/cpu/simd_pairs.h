@@ -11,11 +11,11 @@
  *   vh_flags, vh_flag(x, most, flags)     marks the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
- * The unit is a pair of numbers along k: one instruction adds the products of two pairs, or of four, to a lane. The
- * operands:
+ * Numbers are stored in pairs along k (the axis over which a product sums), because one instruction adds two products
+ * along k, or four, to a lane. The operands:
  *
- *   A    has rows along k, so that pairs are neighbours in memory
- *   B    has the two elements of a pair in one 32-bit lane, 32 lanes (columns) to a line of the panel:
+ *   A    has rows along k, so that the two numbers of a pair are neighbours in memory
+ *   B    has the two numbers of a pair in one 32-bit lane, and 32 lanes (columns) in a line of the panel:
  *
  *            line k/2 of a panel:   X[k][0] X[k+1][0] | X[k][1] X[k+1][1] | ... | X[k][31] X[k+1][31]
  *
@@ -37,7 +37,7 @@ struct pair {
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* `n` is not needed: columns from n on are padding of the row, which holds zeros */
+    (void)lda, (void)n; /* `n` is not needed: x holds zeros from n on, and zeros belong in the padding of the row */
     vh_store(A, vh_of(x[0], x[1]));
 }
 

@@ -38,7 +38,7 @@ VEC int min_int(int a, int b)
  * NaN, or SIMD_TAME or more in size. Thousands of smaller numbers close to SIMD_TAME may have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    /* adds 2^70 x: for an x of SIMD_TAME or more that is infinite, which makes the sum infinite or NaN */
+    /* adds 2^70 x, which is infinite if x is SIMD_TAME or more, and which then makes the sum infinite or NaN */
     return v_fma(x, v_set(0x1p70f), sum);
 }
 
@@ -494,8 +494,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* The code of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result is NaN in the lanes of
- * rows for which close() must return false. */
+/* Does the work of close() for n <= V_LANES rows: computes 1 / l, and lse from m and l. The result has NaN in the lane
+ * of each row for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);

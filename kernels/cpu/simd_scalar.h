@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* numbers of 65520 and more become infinity, because float16 rounds them so */
+    /* numbers of 65520 and more become infinity: they would be rounded to 65536 or more, which float16 does not have */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds the number to a multiple of
      * 2^-24, and the low bits of the sum then count these multiples. */
@@ -132,10 +132,10 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head, between which lie rows of other heads. Processors do not predict this pattern,
- * and the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore prefetches the
- * next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so close together
- * (SIMD_CLOSE bytes in all) that a cache probably has them. */
+/* Packing reads the rows of one head, and rows of other heads lie between them in memory. Processors do not predict
+ * this pattern, so the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore
+ * prefetches the next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so
+ * close together (SIMD_CLOSE bytes in all) that a cache probably has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {

@@ -1,10 +1,10 @@
 /* simd_split.h: float16 and float32 on AMX tiles, which multiply only bf16. simd_half_bf16.c (PARTS 2) and
  * simd_single_bf16.c (PARTS 3) include it.
  *
- * The idea. A number is the sum of bf16 numbers: the nearest bf16 number, then the nearest to the remainder, and so
- * on. A bf16 number has 8 bits. Two parts have 16, so a float16 (11 bits) is exact; three parts have 24, so a
- * float32 is exact. The product of two numbers is the sum of the products of their parts, each exact in f32, summed
- * in f32. Part p is at most 2^-8p of the number:
+ * The idea. A number is stored as the sum of bf16 numbers, its parts: the nearest bf16 number, then the nearest to the
+ * remainder, and so on. A bf16 number has 8 bits of mantissa. Two parts have 16, so a float16 (11 bits) is exact; three
+ * parts have 24, so a float32 is exact. The product of two numbers is the sum, in f32, of the products of their parts,
+ * which are exact in f32. The size of part p is at most 2^(-8 p) of the number:
  *
  *     PARTS   products              products that are left out, and their size relative to the whole product
  *     2       00 01 10 11           none (11 is up to 2^-16: without it, lse of large scores was off by 2e-4)
@@ -16,8 +16,8 @@
  * Limits. The parts of numbers below 3e-36 are subnormal, and AMX treats these as 0. Infinity becomes NaN, because its
  * second part is inf minus inf. Numbers above 3.38e38 become NaN too, because they round to infinity in bf16.
  *
- * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS
- * elements apart; in a panel of B ldb / PARTS apart. */
+ * Each part has the format of the operands of simd_bf16.c. The parts follow each other in a row of A, lda / PARTS
+ * elements apart, and in a panel of B, ldb / PARTS elements apart. */
 #include "kernels/cpu/simd_v512.h"
 
 enum { K_MULTIPLE = 32 };
@@ -63,7 +63,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* `n` is not needed: columns from n on are padding of the row, which holds zeros */
+    (void)n; /* `n` is not needed: x holds zeros from n on, and zeros belong in the padding of the row */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);

@@ -2,13 +2,14 @@
  * compute type includes it, such as simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16). The file
  * first defines how an operand is written:
  *
- *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
+ *   STEP                    number of vectors that one store to an operand A takes: 1 for f32, 2 for bf16
  *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; bf16 also writes the rest, zeros
- *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
- *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, ldb, p, rows)
+ *   struct pair             the elements of V_LANES columns in two neighbouring rows, in the operand's type
+ *   make_pair(x0, x1)       makes a pair from a vector of each row
+ *   put_pair_a(), put_pair_b()   write the first `rows` rows of a pair to an operand A or B
  *
- * Gradients are computed for pairs of rows, because in bf16's B form rows 2 i and 2 i + 1 of a column are
- * neighbours. */
+ * Gradients are computed for pairs of rows, because in a bf16 operand B, rows 2 i and 2 i + 1 of a column are
+ * neighbours in memory. */
 
 /* softmax() first finds the maxima of this many rows, then computes their exponentials. 16 rows of 256 columns stay in
  * the L1 cache in between */
@@ -19,8 +20,8 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Finds the largest s of a row (with `flip` the largest -s): lane n of the result is the largest of columns n, n +
- * V_LANES, n + 2 V_LANES, ... */
+/* Finds the largest s of a row (if `flip` is true, the largest -s). Lane n of the result is the largest of columns n, n
+ * + V_LANES, n + 2 V_LANES, ... */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);

@@ -4,11 +4,17 @@
  *   vf is 16 floats, vi is 16 int32, vm is a set of lanes. Functions whose names end in _n access only the first n
  *   lanes of memory (n is 0 to 16) and read the others as zero.
  *
- * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18,
- * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r
- * is 1 + r (c1 + c2 r), whose error is 6.5e-8 at most; vscalefps multiplies by 2^i. These are seven instructions, and
- * infinities need no extra code: r is 0 for them, and vscalefps gives the right result. The polynomial alone, with the
- * usual |r| <= 1/2, takes nine instructions. All rounding errors together are at most 1.8e-7. */
+ * exp2(x) is computed as 2^i * 2^(f/32) * 2^r, where x = i + f / 32 + r, with i an integer, f in 0..31 and
+ * 0 <= r < 1/32:
+ *
+ *   r          comes from vreduceps
+ *   2^r        is 1 + r (c1 + c2 r), whose error is 6.5e-8 at most
+ *   f          is in the low bits of x + 1.5 * 2^18, rounded down
+ *   2^(f/32)   comes from a table of 32 numbers in two registers (vpermi2ps)
+ *   2^i        is the factor by which vscalefps multiplies
+ *
+ * These are seven instructions. A polynomial for the usual |r| <= 1/2 alone takes nine. Infinities need no extra code:
+ * their r is 0, and vscalefps gives the right result. All rounding errors together are at most 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 

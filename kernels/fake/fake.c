@@ -4,7 +4,7 @@
  * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
  * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is asynchronous:
  * no command on a stream runs before the caller checks whether the stream is done. Tests thus fail where code frees,
- * reads or reuses a buffer too early. The numbers come from the kernels of the CPU backend. Errors go through the table
+ * reads or reuses a buffer too early. The kernels of the CPU backend compute the results. Errors go through the table
  * of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky error every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     number of devices (default 1)
@@ -48,7 +48,8 @@
 #include "kernels/tiles.h"
 #include "kernels/verify_lse.h"
 
-/* One row per fault: id, name in scripts, type of its value, the kind of event that @N counts, effect */
+/* One row per fault: id, name in scripts, type of the value that a script gives, kind of events that @N in a script
+ * counts, effect */
 #define FAULT_MAP(X)                                                                                             \
     X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
     X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
@@ -215,8 +216,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* members of a RUN. every_row: the run leaves out no rows (ATTN_EVERY_ROW); left_rows: an earlier run on the stream
-     * has left out rows */
+    /* every_row: the run that is being queued leaves out no rows (ATTN_EVERY_ROW); left_rows: some run on the stream
+     * has left out rows since the last call of left_rows() */
     bool every_row, left_rows;
 };
 
@@ -321,8 +322,8 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns the library's error for CUDA's error `code`, which is the same as for real GPUs (device.cu). The caller must
- * hold device->lock. */
+/* Returns the library's error for CUDA's error `code`. It is the same error as for real GPUs (device.cu). If the error
+ * is sticky (every later call fails), the function also marks the device as lost. The caller must hold device->lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -1141,8 +1142,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which the mark would be reached if the device started each command as soon as it was queued and the
-     * previous command was done */
+    /* the time at which the device would reach command i if it started each command as soon as the command was queued
+     * and the previous one was done; a mark stores this time */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];

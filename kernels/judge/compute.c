@@ -58,7 +58,7 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* Returns the largest number of keys that a row can see, also with the mistakes of variation.h that show it more
+/* Returns the largest number of keys that a row can see, also with those mistakes (variation.h) that let it see more
  * keys. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
@@ -180,7 +180,7 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- The forward of a tile --------------------------------------------------------------------------------------- */
 
-/* Returns the index in its sequence of the tile's row number `n`. */
+/* Returns the index, in its sequence, of row number `n` of the tile. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);

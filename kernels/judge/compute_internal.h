@@ -11,7 +11,7 @@
 
 /* compute.c */
 
-/* Returns the index in its sequence of the tile's row number `n`. */
+/* Returns the index, in its sequence, of row number `n` of the tile. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
 /* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -25,12 +25,12 @@ int64_t compute_padded(int64_t n);
 /* Rounds `count` numbers of x to TF32, if the variation is the mistake of rounding products' factors to TF32.
  * `of_values`: x are numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys, of which only c->lo to c->hi - 1 count. If
- * an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. The columns of A are keys, and only keys c->lo to c->hi - 1 count. If an
+ * input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C);
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys, of which only c->lo to
- * c->hi - 1 count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. The columns of A are keys, and only keys c->lo to c->hi - 1
+ * count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
 /* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its

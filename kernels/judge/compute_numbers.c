@@ -72,7 +72,7 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys, of which only `lo` to `hi` - 1 count. If an
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. The columns of A are keys, and only keys c->lo to c->hi - 1 count. If an
  * input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
@@ -83,7 +83,7 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
                                ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys, of which only `lo` to `hi` - 1
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. The columns of A are keys, and only keys c->lo to c->hi - 1
  * count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)

@@ -1,7 +1,7 @@
 /* emulate.c: attention with the roundings of a right kernel. See emulate.h.
  *
- * Products are in float32, summed in order. Scores of a tile are rounded once, as is each exponential. P (after
- * dropout) and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */
+ * Products are in float32, summed in order. Each score is rounded once, and so is each exponential. P (after dropout)
+ * and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */
 #include "kernels/judge/emulate.h"
 
 #include <math.h>
@@ -240,7 +240,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, some = c->hi - c->lo, columns = (some + 15) / 16 * 16;
-    /* some kernels' backward reads lse as a float32 in base 2: rounds lse as these kernels do */
+    /* rounds lse to a float32 in base 2, because some kernels read lse in this form in their backward */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

@@ -19,7 +19,7 @@ struct emulation {
 
 /* emulate_rows(), emulate_tile_scores() and emulate_gradients() do the work of the functions compute_rows(),
  * compute_tile_scores() and compute_gradients(), with the roundings of a kernel. `scratch` has emulate_floats() floats.
- * Call compute_keys() with the variation without a mistake, and then emulate_keys(), first. */
+ * Before these functions, call compute_keys() with the variation that has no mistake, and then emulate_keys(). */
 int64_t emulate_floats(const struct compute *c);
 void emulate_keys(const struct compute *c, float *scratch);
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,

@@ -124,7 +124,8 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Returns the place that the first row of tile t has in attn_truth (kernels/attention.h). */
+/* Returns the index of the first row of tile t in attn_truth (kernels/attention.h), the float64 results that a device
+ * computes. */
 static int64_t row_as_device(const struct frame *f, const struct tile *t)
 {
     const attn_dims *const d = &f->g.dims;
@@ -132,7 +133,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth of the first key of head hk in sequence b. The keys cut so far take f->lines. */
+/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. If the judge computes
+ * these results itself, keys are stored in the order in which they are cut into tiles, and f->lines keys are cut
+ * already. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -140,8 +143,9 @@ static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
     return attn_keys_are_packed(d) ? hk * d->total_k + frame_first_key(f, b) : (b * d->Hk + hk) * d->Sk;
 }
 
-/* Counts the tiles of `size` keys of head hk in sequence b, and their lines. If f->key_tiles has memory, the function
- * stores the tiles there. The tiles of queries that read these keys are those from number `tile` on. */
+/* Cuts the keys of head hk in sequence b into tiles of `size` keys, counts these tiles, and adds the keys to f->lines.
+ * If f->key_tiles has memory, the function stores the tiles there. `tile` is the index of the first tile of queries
+ * that reads these keys. */
 static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64_t size)
 {
     const int64_t room = key_room(&f->g, b), line = line_of(f, b, hk);
@@ -153,7 +157,7 @@ static void cut_keys(struct frame *f, int64_t b, int64_t hk, int64_t tile, int64
     f->lines += room;
 }
 
-/* Counts and stores, as cut_keys() does, the keys of all sequences that have no queries. */
+/* Cuts the keys of those sequences that have no queries into tiles of `size` keys, by cut_keys(). */
 static void cut_unread_keys(struct frame *f, int64_t size)
 {
     for (int64_t hk = 0; hk < f->g.dims.Hk; hk++)

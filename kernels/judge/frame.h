@@ -6,7 +6,7 @@
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
 
-/* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
+/* A tile of queries: consecutive queries of the n-th query head that reads key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
@@ -15,8 +15,8 @@ struct tile {
     int64_t keys; /* number of the first tile of keys (in key_tiles) of the tile's key/value head and sequence */
 };
 
-/* A tile of consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has tiles of
- * keys. */
+/* A tile of keys: consecutive keys of key/value head hk, in sequence b, padding keys included. Only a backward has
+ * tiles of keys. */
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index in the arrays of struct truth of the tile's first key */
@@ -38,12 +38,12 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    /* [key_count]: first those that tiles of queries read (their number is read_count), head by head in the order of
-     * `tiles`; then those of sequences without queries */
+    /* [key_count] tiles of keys. Tiles of queries read the first read_count of them, which are in the order of `tiles`,
+     * head by head. The other tiles of keys belong to sequences without queries. */
     struct key_tile *key_tiles;
     int64_t key_count, read_count;
-    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
-     * truth */
+    /* count: number of tiles of queries; rows, lines: number of query rows and of keys, of all heads, in the arrays of
+     * struct truth */
     int64_t count, rows, lines;
     /* true: a device computed the arrays of struct truth (the float64 results), so the rows of these arrays have the
      * order of struct attn_truth (kernels/attention.h); false: the judge computes the arrays on the CPU, tile after
@@ -68,22 +68,22 @@ struct difference {
     int64_t count, bad;
 };
 
-/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq are stored row by row, dk and dv
- * key by key (a "line"), and the sums dbias, dsinks and dslopes in their tensors' shapes. */
+/* The exact results (float64) of a frame (a problem cut into tiles). out, lse and dq have a row for each query. dk and
+ * dv have a row (a "line") for each key. dbias, dsinks and dslopes are sums over rows, in their tensors' shapes. */
 struct truth {
     double *out, *lse, *dq, *dk, *dv;
     double *dbias, *dsinks, *dslopes;
 };
 
-/* An array [FRAME_TENSORS] has one entry for each result, in this order: out, lse and dq, which have a row for each
- * query; from index FRAME_ROW_TENSORS on dk and dv, which have a row for each key; from index FRAME_KEY_TENSORS on
- * dbias, dsinks and dalibi_slopes, which are sums over rows. */
+/* An array [FRAME_TENSORS] has one entry for each result. First come out, lse and dq (indices below FRAME_ROW_TENSORS),
+ * which have a row for each query. Then come dk and dv (indices below FRAME_KEY_TENSORS), which have a row for each
+ * key. The last are dbias, dsinks and dalibi_slopes, which are sums over rows. */
 enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
-/* Cuts the problem into tiles and chooses all of them, or about `share` of them. `as_device`: the rows of struct truth
- * (float64 results) are in the order of attn_truth (kernels/attention.h); then `share` must be 1. Returns false if
- * memory runs out. */
+/* Cuts the problem into tiles and chooses all of them, or about `share` of them. `as_device`: true if the rows of
+ * struct truth (float64 results) have the order of attn_truth (kernels/attention.h); `share` must then be 1. Returns
+ * false if memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
 /* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. `with_truth`: memory for the
@@ -103,9 +103,9 @@ double frame_forward_multiply_adds(const struct frame *f, const struct key_tile 
  * start of the tensor. `swapped`: the tensor is read in the other layout (heads and rows exchanged). */
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
-/* Rows and keys of sequence b: frame_first_row() returns the index of the sequence's first row in tensors of queries,
- * and frame_first_key() the index of its first row in tensors of keys. frame_key_room() returns how many rows the
- * sequence has in tensors of keys, padding included. */
+/* Three functions about sequence b. frame_first_row() returns the index of the sequence's first row in packed tensors
+ * of queries, and frame_first_key() that in packed tensors of keys; both return 0 for tensors that are not packed.
+ * frame_key_room() returns how many rows the sequence has in tensors of keys, padding included. */
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);

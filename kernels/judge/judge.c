@@ -162,7 +162,7 @@ bool judge_has_verdict(const judge *j)
     return j->phase > PHASE_EMULATE;
 }
 
-/* Leaves out the tiles of keys whose tiles of queries are number `count` or later. */
+/* Leaves out tiles of keys if the first tile of queries that reads them has the index `count` or a larger one. */
 static void leave_out_keys(struct frame *f, int64_t count)
 {
     const int64_t all = f->key_count, read = f->read_count;

@@ -36,7 +36,7 @@ const char *judge_verdict_name(judge_verdict verdict);
 
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
- *   relative   max_abs over the largest finite absolute value of the truth
+ *   relative   max_abs divided by the largest finite absolute value of the truth
  *   explained  the max_abs that a kernel without a mistake has on this problem, by its roundings
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
  *   wrong      number of elements beyond the limit; `of` is the number of compared elements
@@ -67,8 +67,8 @@ typedef struct judge_place {
 typedef struct judge_explanation {
     /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
     bool partly;
-    const char *code, *and_code; /* code: the mistake's short name; and_code: that of a second mistake that is present
-                                  * at the same time, or NULL */
+    const char *code, *and_code; /* code: short name of the mistake; and_code: short name of a second mistake that is
+                                  * present at the same time, or NULL */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;

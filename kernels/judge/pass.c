@@ -27,8 +27,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index of the first row of tile t, taken in head h, in struct truth (float64 results); -1: struct truth
- * does not have this row. */
+/* Returns the index in struct truth (float64 results) of the row that belongs to head h and to the first query of tile
+ * t; -1: struct truth does not have this row. */
 int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -37,8 +37,9 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Handles `count` computed rows of a tensor. The rows have a distance of `ld` numbers in memory. PHASE_TRUTH stores the
- * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's. */
+/* Handles `count` computed rows of a tensor, whose beginnings are `ld` numbers apart in memory. PHASE_TRUTH stores the
+ * rows as the truth (float64 results). Other phases add up how far the rows differ from the caller's, or from the
+ * truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -98,7 +99,7 @@ void pass_settle_head(struct judge *j, const struct tile *t)
     pass_settle_keys(j, t->b, t->hk, 0, all ? f->g.dims.total_k : frame_key_room(f, t->b), all ? -1 : t->line);
 }
 
-/* Handles dk and dv of a tile of keys that no query reads, as pass_settle_keys() does. They are 0, with any mistake. */
+/* Stores or compares dk and dv of a tile of keys that no query reads. They are 0, whatever mistake the pass has. */
 void pass_settle_unread(struct judge *j, const struct key_tile *t)
 {
     static const double zeros[ATTN_MAX_HEAD_DIM];
@@ -127,8 +128,8 @@ static struct compute_sums sums_of(struct judge *j)
     return (struct compute_sums){ t->dbias, t->dsinks, t->dslopes };
 }
 
-/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. From then on, scores of all keys of
- * the sequence are computed. */
+/* Loads the keys and values of head hk of sequence b, if they are not loaded yet. Sets the range of keys for which
+ * scores are computed to all keys of the sequence. */
 void pass_take_keys(struct judge *j, int64_t b, int64_t hk)
 {
     struct pass *const pass = &j->pass;
@@ -150,8 +151,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     struct frame *const f = pass->frame;
     struct compute *const c = &f->c;
     const bool backward = f->p.op == ATTN_OP_BACKWARD;
-    /* dk and dv of a key/value head are sums over the query heads that read this head, with the mistake of the
-     * variation */
+    /* with some mistakes, other query heads than in the right result read a key/value head; dk and dv are sums over the
+     * query heads that read it */
     const bool of_keys = backward && wanted & COMPUTE_DK_DV;
     const int64_t h = of_keys ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
     const struct compute_rows rows = { t->b, h, t->first, t->count };
@@ -171,8 +172,8 @@ void pass_compute_tile(struct judge *j, const struct tile *t, enum compute_wante
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Takes a number of the truth (a float64 result) and returns the number that a kernel with the pass's mistake would
- * write in its place. */
+/* Returns the number that a kernel with the pass's mistake would write in place of `value`, a number of the truth
+ * (float64 results). */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -188,8 +189,9 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* In PHASE_COMPARE: counts one number of a result in three figures of that result: the largest value of the truth
- * (float64 results), the largest error of rounding the truth to the result's dtype, and the count of NaN. */
+/* In PHASE_COMPARE: updates three figures of result `which` by one of its numbers. `got` is the caller's number, and
+ * `value` the truth (float64 result). The figures are the largest truth, the largest error of rounding a truth to the
+ * result's dtype, and the number of NaN that should not be NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -200,8 +202,9 @@ static void measure(struct judge *j, int which, double got, double value)
     if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
 }
 
-/* Compares rows of the caller's tensor with rows of the truth (float64 results), in which converted() makes the
- * mistake. The rows belong to the unit (tile) `unit`. */
+/* Compares rows of the caller's tensor with rows of the truth (float64 results). Before the comparison, converted()
+ * changes the truth as the pass's mistake would. The rows belong to number `unit` of the units (tiles of queries or of
+ * keys). */
 static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t kept, int64_t exist)
 {
@@ -225,8 +228,8 @@ static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, in
     if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], unit, difference_worst(&found));
 }
 
-/* Compares out, lse and dq of a tile of queries with the truth (float64 results), in which converted() makes the
- * mistake. */
+/* Compares out, lse and dq of a tile of queries with the truth (float64 results), which converted() first changes as
+ * the pass's mistake would. */
 void pass_convert_rows(struct judge *j, int64_t tile)
 {
     const struct frame *const f = &j->frame;
@@ -239,7 +242,8 @@ void pass_convert_rows(struct judge *j, int64_t tile)
             convert_rows(j, tile, which, t->b, h, first, t->count, t->row, exist);
 }
 
-/* Compares dk and dv of a tile of keys with the truth (float64 results), in which converted() makes the mistake. */
+/* Compares dk and dv of a tile of keys with the truth (float64 results), which converted() first changes as the pass's
+ * mistake would. */
 void pass_convert_keys(struct judge *j, int64_t key_tile)
 {
     const struct frame *const f = &j->frame;
@@ -249,7 +253,8 @@ void pass_convert_keys(struct judge *j, int64_t key_tile)
     convert_rows(j, unit, 4, t->b, t->hk, first, t->count, t->line, 0);
 }
 
-/* Compares dbias, dsinks and dslopes with the caller's, at the end of a pass over all tiles. */
+/* Compares dbias, dsinks and dslopes with the caller's (or with the truth) at the end of a pass over all tiles. Before
+ * the last tile these sums over rows are not complete. */
 void pass_settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -44,8 +44,8 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Returns whether the list of explanations already has the mistake (or pair of mistakes) of candidate c, in either
- * order and in any variant. */
+/* Returns whether the list of explanations already has the mistakes of candidate c (one mistake or two). The order of
+ * two mistakes and the variants of a mistake do not matter. */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
     for (int n = 0; n < count; n++) {
@@ -56,8 +56,8 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
     return false;
 }
 
-/* Returns the index of the best candidate that is an explanation and not listed yet; -1: all are listed. Among
- * candidates of about equal score, the function takes the one that is first in the table of mistakes. */
+/* Returns the index of the best candidate that is an explanation and not listed yet; -1: all are listed. Of candidates
+ * with about equal scores, the one that was tested first is the best. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };

@@ -7,9 +7,9 @@
 
 /* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
-/* Chooses the units (tiles of queries or of keys) on which mistakes are tested, where a pass over all units would take
- * too long (units.c). The function chooses, for each wrong result, the unit with the largest errors, and besides these
- * some units that are evenly spread. */
+/* Chooses the units (tiles of queries or of keys) on which mistakes are tested, if a pass over all units would take too
+ * long (units.c). The function chooses the unit with the largest error of each wrong result, and some units that are
+ * evenly spread. */
 static void choose_units(struct judge *j)
 {
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
@@ -33,9 +33,10 @@ static void choose_units(struct judge *j)
             j->other_count = units_spread(&j->other, (enum unit_kind)kind, most[kind], j->other_sample, j->other_count);
 }
 
-/* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Other problems get only some tiles.
- * For a forward they are evenly spread and include the first and the last; for a backward they are those of whole
- * heads, from the first head on. */
+/* Chooses the tiles on which mistakes are tested: all tiles of a small problem, and all tiles if only dbias, dsinks or
+ * dslopes are wrong. In other forwards the chosen tiles are evenly spread, and the first and the last are among them.
+ * In other backwards they are the tiles of whole heads, from the first head on. If units are sampled, choose_units()
+ * chooses instead. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -80,8 +81,8 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* in a backward, 2: a mistake of scores is tested in forward and backward together, and in the backward
-         * alone */
+        /* number of ways in which a mistake is tested. In a backward, a mistake of scores is tested in two: in forward
+         * and backward together, and in the backward alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {

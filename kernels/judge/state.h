@@ -58,13 +58,14 @@ struct candidate {
     struct mistake first, second;
     /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
-    /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
-     * (float64 results) */
+    /* for mistakes that make random errors (of_size): differences between the results of a kernel with the mistake and
+     * the truth (float64 results) */
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
     unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that the caller has right */
+    bool breaks;       /* true: the candidate's mistakes would make a tensor wrong that is right in the caller's
+                        * results */
     /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
      * needs no test on all tiles */
     bool confirmed;
@@ -81,15 +82,15 @@ struct worst_units {
 };
 
 /* A pass computes tiles of a frame (a problem cut into tiles) with one variation (a mistake, or none), and sums up how
- * far their results are from other results. */
+ * far the results are from other results. */
 struct pass {
     variation v;
     struct frame *frame;
     const int64_t *list; /* the tiles of the pass (indices), or its units (numbers); NULL: the pass goes over all
                           * tiles */
-    /* true: `list` has numbers of units. false: the pass goes over tiles of queries, and `list` has whole key/value
-     * heads if the problem is a backward, because dk and dv of a head are settled after the head's last tile. Without a
-     * list, the pass then goes over the tiles of keys that no query reads. */
+    /* true: `list` has numbers of units. false: the pass goes over tiles of queries. In a backward, `list` then has all
+     * tiles of a key/value head or none, because dk and dv of a head are compared after the head's last tile. A pass
+     * without a list also goes over the tiles of keys that no query reads. */
     bool by_units;
     int64_t count, at; /* count: number of tiles (or units) that the pass goes over; at: how many of them are done */
     int64_t inner;     /* if the present unit is a tile of keys: how many tiles of queries are done for it */
@@ -108,8 +109,9 @@ struct pass {
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
     bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
-    struct difference found[FRAME_TENSORS]; /* differences between the results of the pass and those that they are
-                                             * compared with, over the tiles done so far */
+    struct difference found[FRAME_TENSORS]; /* sums of the differences that the pass measures, over the tiles done so
+                                             * far: its results compared with the caller's, or with the truth if
+                                             * against_truth is set */
     struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
@@ -126,8 +128,9 @@ struct judge {
                          * computed them */
     double time_s;      /* the time in seconds that the whole check should take */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); it stores no other results */
-    int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
+    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
+                        * results */
+    int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for the other results */
 
     enum phase phase;
     struct pass pass;
@@ -140,8 +143,8 @@ struct judge {
      * exists only if a device has computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of a right kernel: the right
-     * kernel with the largest differences */
+    /* differences between the truth (float64 results) and results with the roundings of right kernels. Of several right
+     * kernels, the one with the largest differences counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -162,8 +165,8 @@ struct judge {
     struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
     struct candidate *candidates;
-    int candidate_count, singles; /* of the tested candidates, numbers 0 to singles - 1 are single mistakes; the others
-                                   * are pairs */
+    int candidate_count, singles; /* candidate_count: number of tested candidates; singles: how many of them are
+                                   * single mistakes, which come before the pairs */
     /* indices of the single mistakes that may be the first or the second mistake of a pair */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
@@ -220,16 +223,17 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the answer to the caller reports this tested candidate (one assumed mistake, or two assumed together)
  * as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns, as bits, the tensors whose error is for the most part explained by a candidate with one mistake. 0: the
- * mistake is not among the causes of the error. */
+/* Returns, as bits of frame_tensors[], the tensors for which a candidate with one mistake explains most of the error.
+ * 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
- * for the list, all tiles are emulated. units_add() adds a unit to a list that does not have it yet, and returns the
- * list's new length. units_spread() adds `wanted` units that are evenly spread over the tiles of queries, or over the
- * tiles of keys that queries read. units_are_given() returns whether the caller sent a result of such units.
- * units_room() returns the length that a list of units of a frame may have. Lists are sorted by units_sort(), so that
- * tiles of queries come before tiles of keys, and the tiles of a head follow each other. */
+/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated`, by
+ * the errors that PHASE_COMPARE found. If there is no memory for the list, all tiles are emulated. units_add() adds a
+ * unit to a list that does not have it yet, and returns the list's new length. units_spread() adds `wanted` units of
+ * one kind, evenly spread; of the tiles of keys, it takes only those that queries read. units_are_given() returns
+ * whether the caller sent a result that units of this kind give. units_room() returns the largest length of a list of
+ * units of a frame. units_sort() sorts a list, so that tiles of queries come before tiles of keys, and the tiles of a
+ * head follow each other. */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
@@ -253,8 +257,8 @@ static inline bool units_are_sampled(const struct judge *j)
     return j->emulated != NULL;
 }
 
-/* Functions of search.c. search_next_single() begins the test of the next single mistake, and search_next_pair() that
- * of the next two mistakes together; they return false if none is left. */
+/* Functions of search.c. search_next_single() begins the test of the next single mistake. search_next_pair() begins the
+ * test of the next two mistakes together. Both return false if no test is left. */
 void search_choose_sample(struct judge *j);
 bool search_next_single(struct judge *j);
 void search_choose_pairs(struct judge *j);

@@ -86,16 +86,18 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of a tile of keys that no query reads, in a pass that goes over tiles of queries. */
+/* Does the work of a tile of keys that no query reads, in a pass over tiles of queries without a list. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;
     if (pass->converts) pass_convert_keys(j, key_tile);
-    /* if sequences are mixed, queries read all keys, and pass_settle_head() has handled them */
+    /* if the mistake mixes sequences, queries read the keys of all sequences, so pass_settle_head() has handled this
+     * tile */
     else if (!pass->v.one_sequence) pass_settle_unread(j, &pass->frame->key_tiles[key_tile]);
 }
 
-/* Does the work of tile n of a pass that goes over tiles of queries. */
+/* Does the work of tile n, in a pass that goes over tiles of queries. After the last tile of a key/value head, it also
+ * stores or compares the head's dk and dv. */
 static void step_tile(struct judge *j, int64_t n)
 {
     struct pass *const pass = &j->pass;

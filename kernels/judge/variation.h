@@ -75,8 +75,8 @@ typedef struct variation {
                                            * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    /* mistakes: softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k before the
-     * scale */
+    /* true is a mistake. softcap_first: softcap is applied to q.k before the scale. bias_first: the bias is added to
+     * q.k before the scale */
     bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
     bool alibi_corner; /* true: ALiBi's distance is |i - j|, as if the first query stood at the first key */

@@ -1,8 +1,9 @@
 /* verify.c: attn_verify() of kernels/attention.h, which compares some or all rows of a forward's out with float64
  * results.
  *
- * The compared rows are spread evenly. Consecutive rows of a head are computed together as one tile, by compute.c.
- * Comparing all rows takes as long as computing the float64 results of a judge. */
+ * If all rows are compared, consecutive rows of a head are computed together as one tile, by compute.c. This takes as
+ * long as computing the float64 results of a judge. Otherwise the compared rows are spread evenly and computed one by
+ * one. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -44,7 +45,8 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Sets b, h and first to the head of row `next`. A loop over all heads is fast enough, because B * H is bounded. */
+/* Sets b, h and first to the head of row `next`, and returns the sequence of batch row b. A loop over all heads is fast
+ * enough, because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -58,8 +60,8 @@ static attn_sequence go_to_head(attn_verifier *v)
     return s;
 }
 
-/* Compares row i of the given out with row r of the tile's float64 results. Two NaN or two equal infinities do not
- * differ. */
+/* Compares row i of the given out (i counts in the sequence) with row r of the tile's float64 results. Two NaN, or two
+ * equal infinities, do not differ. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];
