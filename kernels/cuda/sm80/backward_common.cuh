@@ -61,8 +61,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: number of threads that share a row; STEP: number of rows that the 128 threads of the block process at a
-     * time */
+    /* LANES: number of threads that share a row; STEP: number of rows that the block's 128 threads process together */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -146,7 +145,8 @@ struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
+    int rows;        /* number of rows of dk and dv to write; rows at or past the length in seqlens_k are written as
+                      * zeros */
     int first, last; /* query tiles first to last - 1 see at least one of the block's keys */
 };
 

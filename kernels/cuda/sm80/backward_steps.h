@@ -53,8 +53,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
- * workspace follows them. Returns 0 if out and lse are not given and no kernel of this chip computes them. `adds`: the
- * main kernel may add to float32 sums of dQ in any order. */
+ * workspace lies behind these bytes. Returns 0 if out and lse are not given and no kernel of this chip computes them.
+ * `adds`: the main kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

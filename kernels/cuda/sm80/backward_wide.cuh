@@ -131,9 +131,9 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* The iteration has two parts: one computes dQ of query tile n - 1; the other computes S, dP, dK and dV of
-         * query tile n. Two warps share a scheduler of the multiprocessor. One of them begins with dQ, and the other
-         * with the other part. While one of them computes addresses, the other can then compute products. */
+        /* An iteration has two parts. One part computes dQ of query tile n - 1; the other computes S, dP, dK and dV of
+         * query tile n. Two warps share each scheduler of the multiprocessor. One of these warps begins with dQ, and
+         * the other warp with S. While one warp computes addresses, the other can then compute products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;

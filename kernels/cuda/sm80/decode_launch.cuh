@@ -70,8 +70,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* In the first round `unit` is 1. If a sum overflows, a second round computes all sums again with a unit of
-     * 2^-40. */
+    /* The first round computes with a unit of 1. If a sum overflows, a second round computes all sums again with a unit
+     * of 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -265,8 +265,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
-         * rows */
+        /* combine_rows must be at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for
+         * each of its rows, which can be at most 32 */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
@@ -284,7 +284,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* The largest number of devices for which struct once can remember that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
+    /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is
+     * possible */
     std::atomic<int> state[DEVICES];
 };
 
@@ -329,7 +330,7 @@ inline size_t workspace_of(const attn_geometry &g)
     return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-/* Tells the kernels where in the workspace partial results lie. */
+/* Sets the addresses in the workspace at which the kernels store and read partial results. */
 inline void place_partial_results(launch_plan &y, const attn_dims &d, void *workspace)
 {
     if (!y.rows) return;

@@ -16,9 +16,9 @@
  * c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
  * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
- * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every
- * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that do not consist of aligned
- * 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
+ * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score
+ * by the functions of args.cuh. A row without visible keys gets an out of 0 and an lse of -inf. Rows that do not
+ * consist of aligned 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
  *
  * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
  * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */
+    /* for D = 128 `across` is kept in a register, because computing it again for each fragment was 3 % slower on an
+     * H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */

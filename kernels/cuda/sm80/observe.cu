@@ -36,7 +36,8 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* which numbers each part of a row has: 0: the maximum; 1: maximum and l; 2: maximum, l and e (observed_parts) */
+    /* the numbers that each part of a row has: 0: the maximum; 1: the maximum and l; 2: the maximum, l and e
+     * (observed_parts) */
     int sums;
 };
 
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (a.rows_found) *a.rows_found = 1;
 }
 
-/* Adds up the sums of a cell of the output map over the strips (rows of a warp), in order. One thread adds up one
- * cell. */
+/* Adds up the partial sums of a cell of the output map in order: each strip (the rows of one warp) has one partial sum.
+ * One thread adds up one cell. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
                int64_t count)
@@ -151,7 +152,8 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns how many blocks share a tile, where a launch has `tiles` tiles and at most `most` blocks can share one. */
+/* Returns how many blocks share the work on a tile. The launch has `tiles` tiles, and at most `most` blocks can share
+ * one. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -211,8 +213,8 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of each pass: over the rows, for key_mass, for top_keys, and over the region (selected queries and
- * keys) for weights and map. */
+/* Estimated seconds of each pass (kernel): the passes over the rows, for key_mass, for top_keys, and over the region
+ * (selected queries and keys) for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };

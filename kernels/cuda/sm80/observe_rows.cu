@@ -39,7 +39,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)

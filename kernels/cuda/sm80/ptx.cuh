@@ -43,7 +43,7 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most N groups of this thread's copies have not arrived yet; these are the newest ones. */
+/* Waits for the copies of this thread that are in flight, except those of the newest N groups. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -61,8 +61,8 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Writes four zeros to global memory, at a 16-byte aligned address, by one store. The compiler would make two stores of
- * an assignment. */
+/* Writes four zeros to global memory, at a 16-byte aligned address, by one store instruction. For an assignment the
+ * compiler would use two. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");

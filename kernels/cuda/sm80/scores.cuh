@@ -145,7 +145,7 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* Returns `memory` as an array of 16 lines of LINE floats. */
+/* Returns a reference to `memory` as an array of 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
@@ -266,8 +266,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets scores to -inf for the pairs that causal and window hide, except in parts of the tile in which every pair is
- * visible. */
+/* Sets to -inf the scores of pairs that causal and window hide. The function does nothing in parts of the tile in which
+ * every pair is visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

@@ -1,4 +1,5 @@
-/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips all other tiles.
+/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
+ * all hidden.
  *
  *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
@@ -20,7 +21,7 @@ struct seen_tiles {
 };
 
 /* Returns whether a FlashMask leaves any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result may be
- * true although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
+ * true although all these pairs are hidden, but is never false if one of them is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];

@@ -130,8 +130,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that the next call should load; page, slot: the page of this row, and its row in
-         * the page, read ahead of time */
+        /* next: the tile that the next call should load begins with this row; page: page of row `next`; slot: its row
+         * in the page (both are read ahead of time) */
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
@@ -245,15 +245,15 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* clamping a window to `far` makes it fit in 32 bits; it changes no result, because lengths are below
-                   * 2^31 */
+                  /* clamping a window to `far` makes the window fit in 32 bits; this changes no result, because lengths
+                   * are below 2^31 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x, but the compiler does not know that the result equals x. Therefore it computes values from the result
- * again, and does not keep what it has computed from x before in registers. */
+/* Returns x, but hides from the compiler that the result equals x. The compiler then computes values from the result
+ * again, instead of keeping in registers what it has computed from x before. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));

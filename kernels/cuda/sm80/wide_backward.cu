@@ -1,9 +1,10 @@
 /* wide_backward.cu: the backward of backward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
  * that do not grow with D or Dv.
  *
- * A block owns ROWS rows of one gradient, dq, dk or dv, and COLUMNS of its columns. It visits the tiles of TILE keys
- * (for dq) or of TILE queries of every head of the group (for dk and dv) that its rows see, in order. Shared memory has
- * two stages. While a product reads one stage, copies fill the other:
+ * A block owns ROWS rows of one gradient, dq, dk or dv, and COLUMNS of its columns. For dq, the block visits in order
+ * the tiles of TILE keys that its rows see. For dk and dv, it visits the tiles of TILE queries that see its rows, for
+ * every head of the group. Shared memory has two stages (buffers). While a product reads one stage, copies fill the
+ * other:
  *
  *           for each chunk of D                 for each chunk of Dv          then, with COLUMNS columns
  *     dq    S   += Q K^T      P  = exp(S - lse)    dP   += dO V^T    dS = P (dP - delta)      dq += dS K
@@ -12,8 +13,9 @@
  *
  * A warp keeps P in shared memory (park()) while dP takes the registers of S. Every block computes the S and dP that it
  * needs. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each,
- * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6
- * times. No sum crosses a block, so all gradients are deterministic.
+ * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). The three gradients together take 2.6 times as many multiplications as
+ * the usual five products at D = Dv = 512, and 4.6 times as many at 1024. No sum crosses a block, so all gradients are
+ * deterministic.
  *
  * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
 #include "kernels/cuda/common/kernels.h"
@@ -442,8 +444,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. In the workspace, marks of rows for a later launch lie behind the memory that
- * begin_backward() uses. */
+/* Launches the kernels of one backward. The marks (of rows that a later launch must compute) lie in the workspace
+ * behind the memory that begin_backward() uses. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;

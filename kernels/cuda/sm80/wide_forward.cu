@@ -2,8 +2,8 @@
  * that do not grow with D or Dv.
  *
  * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that these queries may see in
- * tiles of BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill
- * the other:
+ * tiles of BN, from the last to the first. Shared memory has two stages (buffers). While a product reads one stage,
+ * copies fill the other:
  *
  *     for each tile j of keys:  S = 0
  *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
@@ -15,10 +15,11 @@
  * a query and a key, and a problem does ceil(Dv / COLUMNS) (D + COLUMNS) instead of D + Dv: 1.5 times as many at D = Dv
  * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer, but would have to wait for each other.
  *
- * All blocks of a row compute the same m and l. The first one writes lse. Whether a result is finite depends on a
- * block's own columns of V, but a row that tensor cores cannot compute must be computed by one warp in all columns.
- * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
- * workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu. */
+ * All blocks that share a row compute the same m and l. The block with the first columns writes lse. Whether a result
+ * is finite depends on a block's own columns of V, but a row that tensor cores cannot compute must be computed by one
+ * warp in all columns. Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them.
+ * The marks lie in the workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu.
+ * */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
