@@ -10,7 +10,7 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    /* sizes of the tensor; `rows`: rows of one batch row, or of all packed sequences together */
+    /* sizes of the tensor; `rows` is the number of rows of one batch element, or of all packed sequences together */
     int64_t rows, heads, columns;
     const int32_t *cu; /* cu_seqlens; NULL where the tensor is not packed */
     bool of_queries, lse;

@@ -58,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of the bit set `set`, in order; `channels` are the lane's N channels of row at(n).
- * It loads several rows ahead, to hide latency. */
+/* Calls add(n, channels) for each n of the bit set `set`, in order. `channels` holds the lane's N channels of the row
+ * that begins at element at(n). The function loads several rows ahead, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -99,9 +99,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which all lanes share, with row y, of which each lane has its own. The function
- * adds in the order of dot() and score_of_rows(), so that its results have the same bits: each lane's channels d, d +
- * 32, ..., then the lanes as warp_sum() adds them. */
+/* Returns the dot product of row x, which is the same for all lanes, with row y, which differs from lane to lane. The
+ * order of the additions is that of dot() and score_of_rows(), so that the bits of the results are the same: first the
+ * channels d, d + 32, ... for each d below 32, then these 32 sums as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -171,7 +171,7 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Takes 32 steps of an online softmax at once, one for the key of each lane, in the order of the lanes. z: the score of
+/* Computes the running maxima of 32 steps of an online softmax at once. Step n adds the key of lane n. z: the score of
  * the lane's key; seen: false if the lane has no key. Returns the maximum up to and including the lane's key; *before
  * becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN stays in
  * all later maxima. */
@@ -190,8 +190,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Returns the score z of a visible pair, given its rows of q and k. Where q.k or a partial sum exceeds the range of
- * float32, it computes in double; otherwise it calls score(). The whole warp calls it. */
+/* Returns the score z of a visible pair, given its rows of q and k. If q.k or a partial sum of it exceeds the range of
+ * float32, the function computes in double; otherwise it calls score(). The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -252,8 +252,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i. Writes out and lse; lse goes to lse_dense where that is
- * not NULL. */
+/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse
+ * goes to lse_dense. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -265,8 +265,8 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`, which is 1. If the sum overflows, the row is computed again with a unit of
-     * 2^-40. */
+    /* o is the sum of P V times `unit`, which is 1 at first. If the sum overflows, the row is computed again with a
+     * unit of 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);

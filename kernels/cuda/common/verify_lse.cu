@@ -7,8 +7,8 @@
 
 namespace {
 
-/* a thread reads its key number by number and waits for each number; a block has many threads, so that others work
- * meanwhile */
+/* A thread reads the channels of its key one after the other, and waits for the loads. A block has many threads, so
+ * that other threads compute meanwhile. */
 enum { THREADS = 1024 };
 
 struct lse_args {

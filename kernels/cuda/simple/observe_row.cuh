@@ -111,8 +111,8 @@ DEVICE bool says_lse(float lse)
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, with `base` and `inverse`, from which later kernels compute the row's probabilities
- * (observed_rows). `from` is used by end_of_row() only: log2 of the probability of the row's largest score. */
+/* The results of a row, with the numbers `base` and `inverse`, from which later kernels compute the row's probabilities
+ * (observed_rows). `from` is log2 of the probability of the row's largest score; only end_of_row() uses it. */
 struct row_end {
     float lse, base, inverse, entropy;
 };
