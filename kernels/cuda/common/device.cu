@@ -48,7 +48,8 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one computes, one copies out, one waits */
+/* number of streams of a device: one copies inputs, one computes, one copies results, one waits */
+enum { STREAMS = 4 };
 
 /* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
  * unused. */
@@ -89,7 +90,7 @@ struct device {
     cudaDeviceProp properties;
     /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
-    /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
+    /* true: a sticky error has occurred, and the device is lost; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* one bit for each device to whose memory this device has asked for direct access; any thread may set a bit */
     std::atomic<uint64_t> peers;
@@ -97,7 +98,7 @@ struct device {
      * streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* `lock` protects the members of this struct that follow */
+    pthread_mutex_t lock; /* `lock` protects all members of this struct that come after it */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
@@ -729,7 +730,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error of a driver that refused, or had given access before */
+    cudaGetLastError(); /* clears the error that the driver returns if it refuses, or if it gave access before */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -899,7 +900,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues those steps of one problem that `steps` selects (NULL: all). */
+/* Queues those steps (parts) of one problem that `steps` selects; NULL: all steps. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -927,8 +928,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps to
- * queue (NULL: all). */
+/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps (parts
+ * of long problems) to queue; NULL: all steps. */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);

@@ -179,7 +179,8 @@ struct cuda_kernel {
     bool shares;
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the largest head size of these kernels on tensor cores; wider heads have their own */
+/* the largest head size of most kernels on tensor cores; wider heads have kernels of their own */
+enum { TILE_HEAD_DIM = 256 };
 
 const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
 

@@ -1,7 +1,7 @@
-/* padding.cu: the results of padding rows, which lie behind seqlens_q or in the gaps between packed sequences. Kernels
- * do not write padding rows. Before kernels run, this file writes -inf to the lse of padding rows, and 0 to all other
- * results of padding rows. For an observe (statistics of attention weights) it fills all outputs before kernels run, as
- * attn_fill_padding() does. */
+/* padding.cu: the results of padding rows, which lie past a sequence's length in seqlens_q, or in the gaps between
+ * packed sequences. Kernels do not write padding rows. Before kernels run, this file writes -inf to the lse of padding
+ * rows, and 0 to all other results of padding rows. For an observe (statistics of attention weights) it fills all
+ * outputs before kernels run, as attn_fill_padding() does. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {

@@ -156,7 +156,7 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
 }
 
 /* Returns the score of a pair, as score_of_rows() does, but each lane has a pair (i, j) of its own. x_at and y_at are
- * the positions of the pair's rows: in q and k, or in k and q. */
+ * where the pair's rows begin: in q and k, or in k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -206,9 +206,10 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score of rows that kernels on tensor cores compute; forward_row() computes rows with larger scores.
- * Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not rounded. From
- * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
+/* Kernels on tensor cores compute rows whose largest score is below this limit. forward_row() computes rows with larger
+ * scores. Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not
+ * rounded. From scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of
+ * float16. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
@@ -218,8 +219,8 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Sets the mark of a row of queries or keys to `what`. A mark tells a later launch which results of the row to compute.
- * The whole warp calls it. */
+/* Sets the mark of a query or a key to `what`. The mark tells a later launch which results of this row to compute. The
+ * whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -338,8 +339,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees exactly one key; kernels recognise such a row by it. They subtract
- * saved.rest from exponents of P, and this value is too small to change an exponent. */
+/* A saved.rest of this value tells kernels that the row sees exactly one key. Kernels subtract saved.rest from
+ * exponents of P; this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */

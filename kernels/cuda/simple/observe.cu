@@ -1,6 +1,6 @@
-/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), without tensor cores. It
- * computes every dtype, head dim and option. One warp computes each number of a result, in an order of additions that
- * depends only on the problem.
+/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
+ * attention.h) without tensor cores. It computes every dtype, head dim and option. One warp computes each number of a
+ * result, in an order of additions that depends only on the problem.
  *
  *   kernel    a warp computes                                       outputs
  *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
@@ -22,7 +22,7 @@
 namespace {
 
 /* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (those
- * that tiles cannot compute), or only the others. */
+ * that tiles cannot compute), or only rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;

@@ -1,6 +1,6 @@
-/* observe_row.cuh: functions by which one warp computes a query's row of an observe: maximum, sums and largest scores.
- * observe.cu consists of these functions, and the kernels on tensor cores (sm80/observe.cu) call them for rows that
- * tiles cannot compute.
+/* observe_row.cuh: functions by which one warp computes a query's row of an observe (the operation that reports which
+ * keys the queries attend to): the row's maximum, sums and largest scores. observe.cu consists of these functions, and
+ * the kernels on tensor cores (sm80/observe.cu) call them for rows that tiles cannot compute.
  *
  * The entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), without a difference of
  * large numbers, as in cpu/observe.c. */

@@ -9,7 +9,7 @@
  *   dq        a query row of one head:    sum_j dS_ij k_j                                        dq
  *   dkdv      a key row of one kv head:   sum over the group's heads and their queries           dk, dv
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
- *   far       a query row of one head:    sum of dZ times distance, of which head_sums.cu makes  dalibi_slopes
+ *   far       a query row of one head:    sum of dZ times distance (for head_sums.cu)            dalibi_slopes
  *
  * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
  * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and

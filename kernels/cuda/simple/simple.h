@@ -9,11 +9,12 @@
 /* Computes delta of every query (s.delta). If the client gave lse (`given`), also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows of a forward that its kernel could not compute and only marked (rows_later). `plan` is the plan of
- * the forward. */
+/* Computes rows of a forward that the forward's kernel could not compute and only marked (rows_later). `plan` is the
+ * plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes, in one launch, the rows of a forward that its kernel could not compute and only marked (a.rows_later). */
+/* Computes, in one launch, rows of a forward that the forward's kernel could not compute and only marked
+ * (a.rows_later). */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
 /* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked. Call it before

@@ -25,9 +25,9 @@
  *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
  *     add up the warps' O, in order
  *
- * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to
- * 64 rows, each warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of
- * most models, have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
+ * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
+ * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
+ * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
  * O^T += V^T P^T, with half the products and half the registers. decode_few() computes the place of a split in 32 bits,
  * and loads the split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that
  * memory is not idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial

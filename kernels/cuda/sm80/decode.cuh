@@ -1,5 +1,5 @@
-/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. This file also has a
- * block's loop over its splits. A template parameter says how keys and values get to shared memory:
+/* decode.cuh: how a block computes a split of decode.cu, which is few queries over some of a sequence's keys. This file
+ * also has the loop of a block over its splits. A template parameter says how keys and values get to shared memory:
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
  *                       8.0 and above
@@ -16,9 +16,9 @@
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
  *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
  *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
- *   release()            says that this warp has read the tile
+ *   release()            a warp calls it when it has read the tile
  *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
- *   end()                says that the block has read all tiles */
+ *   end()                the block calls it when it has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -895,9 +895,10 @@ constexpr size_t shared_bytes()
 }
 
 /* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
- * common keys are read once. It computes the split for each run of two or more sequences of the stack that share it. A
- * block whose split another block has just read finds the keys in the L2. A sequence whose result is not finite gets
- * NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
+ * common keys are read once. Neighbouring sequences that share the split form a run, and the block computes the split
+ * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and the
+ * other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first row, and
+ * decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

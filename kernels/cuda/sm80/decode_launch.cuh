@@ -310,7 +310,8 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-/* Launches combine_splits(), if a sequence has more than one split. overlap: see prepare(). */
+/* Launches combine_splits(), if a sequence has more than one split. `overlap` is what prepare() has set: true if
+ * combine_splits() may start before decode_splits() ends. */
 template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
     if (y.rows == 0) return cudaSuccess;

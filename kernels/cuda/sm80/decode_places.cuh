@@ -21,8 +21,8 @@ struct decode_plan {
     /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
      * walkers, B) */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; only with
-     * `few` */
+    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; `ahead` is true
+     * only if `few` is true */
     bool ahead;
     bool float8;     /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool wide_heads; /* true: D or Dv is above 256 */
@@ -150,10 +150,11 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
- * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys).
- * If a split lies wholly in those pages, begins and ends at the same keys for both, and no row's causal or window
- * limit cuts it, the sequences differ only in their queries. decode_stacks() then reads the split's keys once for
- * all of them. Which sequences are computed together changes only the time, and no bit of a row. */
+ * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
+ * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the
+ * same keys in each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only
+ * in their queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed
+ * together changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

@@ -67,7 +67,7 @@ struct forward_planes {
 
 /* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
  * multiplied by one power of two, 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide
- * (has rows of small numbers, split.cuh), score_bound is 16 times larger than it need be. */
+ * (has rows of small numbers, split.cuh), score_bound is 16 times larger than necessary. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -279,7 +279,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* c is never 0, because 0 times a score of -inf would be NaN */
+            /* c must not be 0, because 0 times a score of -inf would be NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {

@@ -5,10 +5,10 @@
  * elements. A lane therefore gets two neighbouring float8 in place of one element, and the order of channels within
  * a product changes:
  *
- *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2
- *          t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
- *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
- *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
+ *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction expects 2 t, 2 t + 1, 2 t + 8,
+ *          2 t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
+ *   P V    A lane has channels 2 n and 2 n + 1 of two keys. Even channels form one block of eight columns, and odd
+ *          channels another. A lane's accumulators are therefore channels 4 t .. 4 t + 3 of 16: four_channels().
  *
  * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V is
  * therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a power of two

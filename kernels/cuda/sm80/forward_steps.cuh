@@ -3,7 +3,8 @@
  *
  * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
  * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
- * `rows` are fragments: of a block of 16 rows, row r lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in their half r / 8. */
+ * `rows` are fragments: row r of a block of 16 rows lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in half r / 8 of each
+ * lane's numbers. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 

@@ -1,5 +1,5 @@
-/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), on tensor cores by mma.sync,
- * for any GPU from compute capability 8.0 on.
+/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
+ * attention.h) on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
@@ -13,14 +13,14 @@
  * A pass after `finish` has P = exp2(z - base) * inverse.
  *
  * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
- * take_given_lse does what `finish` does. Scores that tiles cannot compute then make elements of these outputs NaN or
- * infinite, and simple/observe.cu computes such elements again.
+ * take_given_lse does what `finish` does. In that case, scores that tensor cores cannot compute make elements of these
+ * outputs NaN or infinite, and simple/observe.cu computes these elements again.
  *
  * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
  *
- * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
- * `finish` marks such rows as strange, and later passes leave out their P. simple/observe.cu computes strange rows:
- * their own results after `finish`, and at the end what they add to key_mass, map and weights. */
+ * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more. The
+ * pass `finish` marks these rows as strange, and later passes leave out the P of strange rows. simple/observe.cu
+ * computes strange rows: after `finish` their own results, and at the end their part of key_mass, map and weights. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
@@ -196,8 +196,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. Then no pass over the
- * rows is necessary, because the pass would only compute lse. */
+/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. In that case no pass
+ * over the rows is necessary, because it would only compute lse. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&

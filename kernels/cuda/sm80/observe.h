@@ -48,8 +48,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels that each family of kernels (sm80, sm90) has of its own. block_rows: number of rows of a block of the
- * kernel rows(). others: the kernels that all families share take at most `others` times tile_seconds(). */
+/* The kernels of an observe that each family of kernels (sm80, sm90) provides itself. block_rows: number of rows of a
+ * block of the kernel rows(). others: all other kernels, which the families share, take at most `others` times
+ * tile_seconds(). */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

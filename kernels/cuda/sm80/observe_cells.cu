@@ -1,6 +1,6 @@
-/* observe_cells.cu: an observe's pass over the region (the queries and keys that the request selects), on tensor cores.
- * It computes the output weights, or partial sums for the output map. The map divides the region into a grid of cells,
- * and has the sum of P of each cell.
+/* observe_cells.cu: the pass of an observe over the region (the queries and keys that the request selects), on tensor
+ * cores. The pass computes the output weights, or partial sums for the output map. The map divides the region into a
+ * grid of cells, and has the sum of P of each cell.
  *
  * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. For each row u and
  * column v of the map, the warp adds up P over the strip's queries in row u and the keys in column v, and stores the
@@ -148,7 +148,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
 }
 
 /* Returns the sum over rows [begin, end) of run number `run` of a tile (a run: the keys that lie in one column of the
- * map). `lines` are the warp's lines, `pitch` numbers apart. */
+ * map). `lines` has one line for each query of the warp, with the sums of the query's runs; lines are `pitch` numbers
+ * apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
     float sum = 0;

@@ -1,6 +1,6 @@
-/* observe_common.cuh: code that the kernels of an observe by mma.sync (sm80/) share with those by wgmma
- * (sm90/observe/). It launches kernels, and merges the sums (m, l, e) of a row over some keys with those over other
- * keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
+/* observe_common.cuh: code that the kernels of an observe with mma.sync (sm80/) share with those with wgmma
+ * (sm90/observe/). The code launches kernels, and merges the sums (m, l, e) of a row over some keys with those over
+ * other keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
  * sm80/ptx.cuh or sm90/observe/ptx.cuh. */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH

@@ -1,7 +1,7 @@
-/* observe_mass.cu: the pass of an observe that computes key_mass (the sum of each key's probabilities), on tensor
- * cores. A block owns keys of one query head and visits tiles of queries, in ascending order. The kernel computes S^T,
- * whose rows are keys and whose columns are queries, so that a lane adds up P of its keys in registers. The sum over a
- * tile of queries is float32, and the sum of these sums is double. */
+/* observe_mass.cu: computes key_mass (the sum of each key's probabilities) of an observe, the operation that reports
+ * which keys the queries attend to, on tensor cores. A block owns keys of one query head and visits tiles of queries,
+ * in ascending order. The kernel computes S^T, whose rows are keys and whose columns are queries, so that a lane adds
+ * up P of its keys in registers. The sum over a tile of queries is float32, and the sum of these sums is double. */
 #include "observe_tiles.cuh"
 
 namespace {

@@ -116,8 +116,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies options to the scores S. Without options it only sets scores to -inf that causal, window and lengths hide.
- * The block's own rows must be queries, from q0 on. */
+/* Applies options to the scores S. Without options it only sets to -inf the scores that causal, window and lengths
+ * hide. The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)

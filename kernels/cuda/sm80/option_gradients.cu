@@ -730,8 +730,8 @@ __global__ void __launch_bounds__(256)
 /* How the elements of dbias are divided among launches and blocks. */
 struct division {
     sum_kind kind;
-    /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
-     * queries) */
+    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up in a tile of dbias: batches *
+     * heads (for OVER_QUERIES: times the tiles of queries) */
     int64_t elements, cells, terms, batches, heads;
     int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias; a number is 1 if dbias is shared over
                          * that axis */

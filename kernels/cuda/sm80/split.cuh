@@ -7,13 +7,13 @@
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three products of float16 thus make one product of float32; the fourth, lo lo', is left out.
+ * Three products of float16 thus make one product of float32; the fourth product, lo lo', is left out.
  *
- * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and
- * half of the six that three bfloat16 parts need. float16 lacks range. Every 128 rows of a tensor (of one head of
- * one sequence: a tile) therefore share an exponent e, which brings the tile's largest number between 2^7 and 2^15.
- * e is a multiple of 8. Most tiles therefore have the same e, and the last bits of a row do not depend on its
- * neighbours in the tile.
+ * Three float16 products take half the time of three TF32 products, because TF32 has the same 11 bits at half the rate.
+ * They also take half the time of the six products that a sum of three bfloat16 numbers would need. float16 lacks
+ * range. Every 128 rows of one head of one sequence (a tile) therefore share an exponent e, which brings the tile's
+ * largest number between 2^7 and 2^15. e is a multiple of 8. Most tiles therefore have the same e, and the last bits of
+ * a row do not depend on the row's neighbours in the tile.
  *
  * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
  * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number. Only rows of small
@@ -181,9 +181,9 @@ DEVICE void opaque(uint32_t &x)
     asm volatile("" : "+r"(x));
 }
 
-/* S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared memory, of
- * A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the small
- * products (hi times lo) have a sum of their own. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared
+ * memory, of A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the
+ * small products (hi times lo) have a sum of their own. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -232,9 +232,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in shared
- * memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048 equals
- * (hi / 2048) lo'. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in
+ * shared memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048
+ * equals (hi / 2048) lo'. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)

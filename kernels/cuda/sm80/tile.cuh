@@ -116,8 +116,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows for which one entry of page_table is read, if the page size is a multiple of it (the rows then lie
-     * in one page). */
+    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, a chunk lies in one page, and one entry of
+     * page_table is read for it. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;

@@ -1,4 +1,5 @@
-/* wide.cuh: what wide_forward.cu and wide_backward.cu share: heads of any size, read a chunk of columns at a time. */
+/* wide.cuh: code that wide_forward.cu and wide_backward.cu share. These files compute heads of any size, and read a
+ * chunk of columns at a time. */
 #ifndef ATTN_SM80_WIDE_CUH
 #define ATTN_SM80_WIDE_CUH
 

@@ -114,7 +114,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* Return the tile that the block visits in round n: tile_row() its first row, head_of_round() its query head. */
+/* tile_row() returns the first row of the tile that the block visits in round n; head_of_round() returns the tile's
+ * query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -124,7 +125,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the next round (tile of keys or queries) after n that has a visible pair. */
+/* Returns the next round after n that has a visible pair. A round is one tile of keys or queries. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);

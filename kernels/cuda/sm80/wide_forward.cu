@@ -13,7 +13,8 @@
  * Q is read again for each tile of keys, because BM rows of 1024 numbers do not fit. Where Dv is above COLUMNS, several
  * blocks compute the same S, each for its own columns of O. A block thus does D + COLUMNS multiplications for a pair of
  * a query and a key, and a problem does ceil(Dv / COLUMNS) (D + COLUMNS) instead of D + Dv: 1.5 times as many at D = Dv
- * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer, but would have to wait for each other.
+ * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer multiplications, but would have to wait for
+ * each other.
  *
  * All blocks that share a row compute the same m and l. The block with the first columns writes lse. Whether a result
  * is finite depends on a block's own columns of V, but a row that tensor cores cannot compute must be computed by one

@@ -196,8 +196,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* Both ends of the columns that a row sees grow with the row's number. The range therefore begins with the first
-     * column of the tile's first row, and ends with the last column of its last row. */
+    /* The first and the last column that a row sees grow with the row's number. The tile's range of columns therefore
+     * begins with the first column of its first row, and ends with the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -293,7 +293,7 @@ DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P (in S) by dS. dP becomes 0, for the next tile. */
+/* Replaces P, which is in S, by dS. Sets dP to 0 for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
