@@ -896,9 +896,9 @@ constexpr size_t shared_bytes()
 
 /* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
  * common keys are read once. Neighbouring sequences that share the split form a run, and the block computes the split
- * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and the
- * other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first row, and
- * decode_splits(), which runs next, computes its split. */
+ * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and
+ * the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first
+ * row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -151,10 +151,10 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
- * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the
- * same keys in each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only
- * in their queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed
- * together changes only the time, and no bit of a row. */
+ * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the same keys in
+ * each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only in their
+ * queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed together
+ * changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

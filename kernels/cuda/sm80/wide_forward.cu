@@ -19,8 +19,8 @@
  * All blocks that share a row compute the same m and l. The block with the first columns writes lse. Whether a result
  * is finite depends on a block's own columns of V, but a row that tensor cores cannot compute must be computed by one
  * warp in all columns. Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them.
- * The marks lie in the workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu.
- * */
+ * The marks lie in the workspace, unless the caller provides memory for them. forward.cu explains how blocks handle NaN
+ * and infinity in V. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
