@@ -375,7 +375,8 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a memory block of a size class from the driver. The caller has already counted its bytes as used. */
+/* Allocates a memory block of a size class from the driver. The caller has already added the block's bytes to the
+ * memory in use. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);

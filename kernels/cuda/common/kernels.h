@@ -114,7 +114,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
  * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* the tiles of numbers first to end - 1 */
+    int64_t first, end; /* tiles first to end - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {

@@ -47,8 +47,8 @@ template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT 
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows there, adds to that
- * sum. */
+/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows to *to, the function adds
+ * its sum to *to. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);

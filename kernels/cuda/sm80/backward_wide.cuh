@@ -120,13 +120,14 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     float dK[2][8][4] = {}, dV[2][8][4] = {};
     const uint32_t tileK = smem_addr(sm.K), tileV = smem_addr(sm.V), tileP = smem_addr(sm.P);
 
-    /* Step n loads query tile n + 1, computes dQ of tile n - 1, and computes all else of tile n. */
+    /* Iteration n loads query tile n + 1, computes dQ of query tile n - 1, and computes S, dP, dK and dV of query tile
+     * n. */
 #pragma unroll 1
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* After this barrier tile n and dS of tile n - 1 are in shared memory, and no thread reads the queries of tile
-         * n - 1 or dS of tile n - 2. */
+        /* After this barrier query tile n and dS of query tile n - 1 are in shared memory. No thread reads query tile n
+         * - 1 or dS of query tile n - 2 any more. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
@@ -256,8 +257,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* dK passes through the shared memory of K and V on its way to global memory, and dV through that of Q and dO; both
-     * have room for D floats in each row */
+    /* On the way to global memory, dK passes through the shared memory of K and V, and dV through the shared memory of
+     * Q and dO. Each of these memories has room for D floats per row. */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

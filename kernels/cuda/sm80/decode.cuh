@@ -251,8 +251,9 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one
- * chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only stored address. */
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: where the chunk begins, in elements from the start of
+ * the tile; 0 where there is only one chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only
+ * stored address. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {

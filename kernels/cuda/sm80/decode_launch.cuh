@@ -48,9 +48,9 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * several blocks share the columns. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from column0 on. It is forward_row() of rows.cuh
- * for a whole block. A thread has every 256th channel of q and k, and one channel of v. The function does not call
- * functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
+/* Computes a row of the forward, key by key, for the columns of out from column0 on. A whole block does what a warp
+ * does in forward_row() of rows.cuh. A thread has every 256th channel of q and k, and one channel of v. The function
+ * does not call functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -119,12 +119,12 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
         ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
 }
 
-/* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
- * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
- * the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z computes the columns
- * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
- * by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
- * registers than that block. */
+/* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
+ * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group; then the block adds
+ * up the warps, always in the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z
+ * computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums
+ * overflow, are computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must
+ * not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3

@@ -279,8 +279,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options. It
- * visits only tiles that contain such a row. */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options.
+ * The kernel visits only tiles that contain a row with huge scores. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

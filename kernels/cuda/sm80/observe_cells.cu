@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the n-th of the map's rows in which the strip (the rows of the warp) has queries; `open` is the sum,
-     * so far, of that row's cell in the current column */
+    /* Some rows of the map have queries of the strip (the rows of the warp); lane n holds the n-th of these rows.
+     * `open` is the sum so far of this row's cell in the current column of the map. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

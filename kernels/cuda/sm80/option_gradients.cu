@@ -211,8 +211,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane: row `half` of the two rows that the lane has of the warp's
- * block mt. */
+/* Calls visit(mt, half, i) for each query i of the lane. The lane has two rows of each of the warp's blocks; query i is
+ * row `half` of block mt. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll

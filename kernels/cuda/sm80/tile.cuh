@@ -124,7 +124,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     /* this sequence's entries of page_table; where a tile lies in one page, `table` moves on to the entry of the next
      * tile's page */
     const int32_t *table;
-    /* address, in page 0, of this thread's piece of 16 bytes in slot (row of a page) threadIdx.x / PIECES */
+    /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
     const char *data;
     int64_t page_bytes;
     int page_size, row_bytes;

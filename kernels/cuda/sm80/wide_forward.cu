@@ -93,7 +93,7 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to copy those columns of tile j of V that the block computes to shared memory. */
+/* Begins to copy tile j of V to shared memory, but only the columns that the block computes. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {

@@ -410,8 +410,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
 /* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
- * cpu/reference.c. An lse of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1
- * if its score equals lse but for rounding. */
+ * cpu/reference.c. An lse with |lse| >= ATTN_LSE_MOST is ignored, except -inf. If the row sees one key, and the key's
+ * score differs from lse only by rounding, P is 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
