@@ -847,8 +847,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* Returns how a long problem is divided into parts: how many batch rows and how many key/value heads a part has. Each
- * part is launched as a step of its own, and the division changes no bit of the results. If a gradient is a sum over
+/* Returns how a long problem is divided into parts: how many batch rows and how many key/value heads a part has. The
+ * parts are launched one after the other, and the division changes no bit of the results. If a gradient is a sum over
  * batch rows (or heads), a part has all batch rows (or all heads). */
 attn_part part_of(const device *d, const attn_plan *plan)
 {

@@ -290,7 +290,7 @@ struct once {
 };
 
 /* Allows decode_splits() the shared memory that it needs. *overlap becomes true if the code was compiled for compute
- * capability 9.0: combine_splits() may then start before decode_splits() ends. */
+ * capability 9.0 or above; combine_splits() may then start before decode_splits() ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {

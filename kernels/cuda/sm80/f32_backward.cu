@@ -1,5 +1,5 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on whose blocks may have the shared memory (covers()).
+ * capability 8.0 on whose blocks can have enough shared memory (plan()).
  *
  * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). A float32
  * number is stored as a pair of float16, and three float16 products make one float32 product (split.cuh). A block owns
