@@ -54,7 +54,7 @@ DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
 }
 
-/* ---- The results that each row has ------------------------------------------------------------------------------- */
+/* ---- The results of each row ------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant__ cuda_args a, int64_t first,
                                                            int64_t count, const __grid_constant__ observed_rows rows)

@@ -133,7 +133,7 @@ template <class X> struct shared {
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
-/* ---- One row of one split ---------------------------------------------------------------------------------------- */
+/* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). It writes
  * the result only if tensor cores cannot compute that result: if the result is not finite, or comes from huge scores.

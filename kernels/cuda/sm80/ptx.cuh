@@ -184,17 +184,19 @@ DEVICE float max_or_nan(float x, float y)
     return z;
 }
 
-/* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
+/* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Allows the stream's next kernel to start, as far as this block is concerned. When every block has called this, the
- * GPU starts that kernel, if it was launched as a programmatic dependent launch. */
+/* Tells the GPU that this block allows the stream's next kernel to start. When every block has called this function, the
+ * GPU starts the next kernel, if it was launched as a programmatic dependent launch. Before compute capability 9.0 the
+ * function does nothing. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Waits until the stream's previous kernel has ended and its writes are visible. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. Before compute capability 9.0 the
+ * function does nothing. */
 DEVICE void wait_for_prerequisites()
 {
 #if __CUDA_ARCH__ >= 900

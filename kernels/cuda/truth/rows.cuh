@@ -44,7 +44,7 @@ struct truth_args {
     int64_t first_block;
 };
 
-/* ---- The places of rows in arrays -------------------------------------------------------------------------------- */
+/* ---- Where rows lie in arrays ------------------------------------------------------------------------------------ */
 
 ATTN_HD bool packed_rows(const attn_dims &d, bool keys)
 {

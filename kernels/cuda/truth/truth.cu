@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(SMALL_BLOCK) fill(double *to, int64_t count, d
         to[n] = value;
 }
 
-/* ---- The four passes --------------------------------------------------------------------------------------------- */
+/* ---- The four passes FORWARD, DQ, DK and DV ---------------------------------------------------------------------- */
 
 constexpr bool is_by_keys(pass p)
 {
