@@ -46,13 +46,13 @@ struct cuda_args {
     /* the kernel leaves out packed sequences of at most this many rows (queries times heads of a group), which
      * decode.cu computes; 0: it leaves out none */
     int decode_rows;
-    /* Bytes in which a kernel marks rows that it cannot compute, so that a later launch (simple/simple.cu) computes
-     * them: one byte per row of lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short
+    /* Bytes in which a kernel marks rows that it cannot compute: one byte per row of lse, and one per row of dk. A
+     * later launch (simple/simple.cu) computes the marked rows. *rows_found becomes 1 if any row is marked. In a short
      * problem these pointers are NULL, and the kernel computes all rows itself. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Memory for saved.lse and saved.rest of rows.cuh: the two numbers in which a backward stores the lse of a row with
-     * huge scores, because one float would round it too much. A forward kernel that gets these pointers writes only
-     * these two numbers. The pointers are NULL in all other launches. */
+    /* Memory for saved.lse and saved.rest of rows.cuh. A backward stores the lse of a row with huge scores in these two
+     * numbers, because one float would round it too much. A forward kernel that gets these pointers writes only these
+     * two numbers. The pointers are NULL in all other launches. */
     float *part_lse, *part_rest;
 };
 

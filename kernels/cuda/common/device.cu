@@ -74,8 +74,9 @@ enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line
  * part of a long problem). Queued work cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The workspace has this many bytes before the marks (one byte for each row of the problem, not 0 if a later launch
- * must compute the row). The last of these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks. A mark is one byte per row of the problem, and is not 0 if a
+ * later launch must compute the row. The last byte before the marks is cuda_args.rows_found, unless rows_found is in
+ * pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -118,9 +119,8 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
     int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
-    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows (that they could
-     * not compute) and no later launch computes these rows; the host must then compute the problem again
-     * (left_rows()). */
+    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that they could not
+     * compute, and no later launch computes these rows. The host must then compute the problem again (left_rows()). */
     uint8_t *found;
     /* true: a later launch computes all marked rows (those that kernels could not compute), even in short problems
      * (looks_for_rows() is false) */
@@ -813,10 +813,10 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then those that compute
- * the rows which the kernel could not compute and only marked. In a problem too short for looks_for_rows() there are
- * only the kernel's steps. If these steps mark rows, left_rows() tells the caller of attn_run_some(), and the caller
- * computes the problem again. */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of the problem's kernel, then the
+ * steps that compute marked rows (rows that the kernel could not compute). In a problem too short for looks_for_rows()
+ * there are only the kernel's steps. If these steps mark rows, left_rows() tells the caller of attn_run_some(), and the
+ * caller computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)

@@ -391,10 +391,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y the
- * logarithm of the sum of exponentials relative to that score; the function computes x and y anew, because rounding has
- * removed the logarithm from lse. Otherwise x is lse and y is 0. Without `now`, x is lse and y is 0 also for a huge lse
- * whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
+/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y is
+ * the logarithm of the sum of exponentials relative to x. The function computes x and y anew, because rounding has
+ * removed the logarithm from lse. If lse is not huge, x is lse and y is 0. If `now` is false, x is lse and y is 0 also
+ * for a huge lse whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV pass through the shared memory of K and V on their way to global memory, one after the other; this
-         * memory has room for D floats in each row */
+        /* On their way to global memory, dK and dV pass one after the other through the shared memory of K and V, which
+         * has room for D floats in each row. */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -418,8 +418,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ passes through the shared memory of Q and dO on its way to global memory; this memory has room for D floats in
-     * each row */
+    /* On its way to global memory, dQ passes through the shared memory of Q and dO, which has room for D floats in each
+     * row. */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);

@@ -1,6 +1,6 @@
-/* backward_common.cuh: code that the variants of backward.cu share: where query tiles and their sums of dQ lie, the
- * kernels that run before the main kernel (prepare) and after it (finish), the keys of a block, and how results are
- * stored. */
+/* backward_common.cuh: code that the variants of backward.cu share. It has the kernels that run before the main kernel
+ * (prepare) and after it (finish). It says where query tiles and their sums of dQ lie, which keys a block has, and how
+ * results are stored. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 

@@ -35,8 +35,8 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values are stored in shared memory: as type T, to which the loader converts them, or as float8, which
- * the kernel converts to T when it has loaded them into registers (float8.cuh). */
+/* How keys and values are stored in shared memory. KEYS_AS_T: as type T, to which the loader converts them.
+ * KEYS_AS_FLOAT8: as float8, which the kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */

@@ -265,8 +265,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* combine_rows must be at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for
-         * each of its rows, which can be at most 32 */
+        /* combine_rows must be at least DECODE_ROWS / 32. A block of combine_splits() then has at most 32 rows, one for
+         * each bit of `repair`. */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;

@@ -83,9 +83,9 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. This is enough, because a
- * sequence's n splits (n > 1) have at least n * 64 keys together if the sequence has up to 16 rows, and at least n *
- * 256 keys if it has 17 to 64 rows (see split_keys()). */
+/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. This is enough: a
+ * sequence with n splits (n > 1) has at least n * 64 keys if it has up to 16 rows, and at least n * 256 keys if it has
+ * 17 to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
 /* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */

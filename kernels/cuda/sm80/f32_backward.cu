@@ -80,8 +80,8 @@ enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* Each float32 number of K is stored as two float16 numbers, a high and a low half: first all high halves (plane
-     * hi), behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
+    /* Each float32 number of K is stored as two float16 numbers, a high and a low half. The array has all high halves
+     * (plane hi), and behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
@@ -426,8 +426,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout);
- * and, where out and lse are not given, out, lse and the workspace of the forward that computes them. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
+ * If out and lse are not given, out, lse and the workspace of the recomputed forward follow. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };

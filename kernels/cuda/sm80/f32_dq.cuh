@@ -16,8 +16,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns in the order in
- * which the lanes of a warp have them ([4][32 lanes]); the blocks of 16 rows follow each other. */
+/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns. A block is
+ * stored in the order in which the lanes of a warp hold it ([4][32 lanes]). The blocks of 16 rows follow each other. */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);

@@ -41,8 +41,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half: first all high halves (plane
-     * hi), behind them all low halves (plane lo). K and V are stored in the same way. */
+    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half. The array has all high halves
+     * (plane hi), and behind them all low halves (plane lo). K and V are stored in the same way. */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];

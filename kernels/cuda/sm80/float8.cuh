@@ -25,8 +25,8 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
     low = halves_of_e4m3<0>(bytes);
     high = halves_of_e4m3<1>(bytes);
 #else
-    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 too small, because the
-     * exponent of float8 has bias 7, and that of float16 has bias 15. */
+    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 times too small. The
+     * exponent of float8 has bias 7, and the exponent of float16 has bias 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* times 2^8 */) | (nan - (nan >> 15));

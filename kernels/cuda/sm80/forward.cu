@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known,
-     * so that the copies run while the rest is computed. */
+    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known.
+     * The copies then run while the rest is computed. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;

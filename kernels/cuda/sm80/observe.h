@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys,
- * so that the number of thread blocks that share a row changes no bit of the sums. */
+/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys.
+ * The number of thread blocks that share a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */

@@ -140,8 +140,8 @@ template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, floa
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);
 }
 
-/* The tiles of keys that a block's queries [q0, q1) see: at least one query sees tiles [first, last), and all queries
- * see all keys of tiles [free_first, free_last), which need no causal or window test. */
+/* The tiles of keys that a block's queries [q0, q1) see. Each of tiles [first, last) has a key that at least one query
+ * sees. All queries see all keys of tiles [free_first, free_last), which therefore need no causal or window test. */
 struct key_range {
     int first, last, free_first, free_last;
 };

@@ -62,8 +62,8 @@ struct work {
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
     bool given;      /* true: the client gave out and lse; false: they are recomputed */
-    /* true: elements 2 n and 2 n + 1 of each row of the bias (or of dbias) are aligned, so that one instruction can
-     * read (or write) both */
+    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias (or write those of a row of dbias),
+     * because they are aligned */
     bool bias_in_pairs, dbias_in_pairs;
 };
 

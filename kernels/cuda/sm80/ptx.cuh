@@ -186,9 +186,9 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Tells the GPU that this block allows the stream's next kernel to start. When every block has called this function, the
- * GPU starts the next kernel, if it was launched as a programmatic dependent launch. Before compute capability 9.0 the
- * function does nothing. */
+/* Tells the GPU that this block allows the stream's next kernel to start. When every block has called this function,
+ * the GPU starts the next kernel, if it was launched as a programmatic dependent launch. Before compute capability 9.0
+ * the function does nothing. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900

@@ -148,8 +148,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of the tile of round n to shared memory: of q and k, or, if VALUES is true, of dout
- * and v. */
+/* Begins to copy a chunk of columns of the tile of round n to shared memory. If VALUES is true, the chunk is of dout
+ * and v, otherwise of q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -389,8 +389,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
+ * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)

@@ -228,8 +228,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
+ * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>
