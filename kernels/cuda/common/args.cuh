@@ -32,12 +32,12 @@ struct cuda_args {
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* the factor by which P is multiplied where dropout keeps the pair: 1 / (1 - dropout_p) */
-    /* number of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
+    /* index of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
     /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* number of the first tile of each head that this launch computes; in packed problems, the tiles of a head are
+    /* index of the first tile of each head that this launch computes; in packed problems, the tiles of a head are
      * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed

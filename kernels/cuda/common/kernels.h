@@ -58,7 +58,7 @@ struct cuda_chip {
  * now. The host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
-    /* number of the next step; takes_step() decides whether to launch it */
+    /* index of the next step; takes_step() decides whether to launch it */
     int64_t at;
     /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* number of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
+                /* index of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };

@@ -75,7 +75,7 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 }
 
 /* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile. `from` is the
- * number of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
+ * index of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: number of the warp's first key in the block; part: the warp's number among the QW warps that share these
-     * keys */
+    /* key: index of the warp's first key in the block; part: its index among the QW warps that share these keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* the query tile to load next: its head h, its number (tile), and its first query (i0_next) */
+    /* the query tile to load next: its head h, its index in the head (tile), and its first query (i0_next) */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -176,7 +175,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            /* q: number of this warp's first query in the tile; il: number of the same query in the sequence */
+            /* q: index of this warp's first query in the tile; il: index of the same query in the sequence */
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;

@@ -756,7 +756,7 @@ again:
                 scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
-            const int column = j * BN + k0; /* number of the first key of tile j that this warp multiplies */
+            const int column = j * BN + k0; /* index of the first key of tile j that this warp multiplies */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,

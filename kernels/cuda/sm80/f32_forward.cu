@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* numbers of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
+    /* indices of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V, which has been split into high and low float16 halves. */

@@ -48,8 +48,7 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
 }
 
 /* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. 16 channels
- * of a row are eight words of two channels. The result is the number of the word that holds channels 2 w and 2 w +
- * 1. */
+ * of a row are eight words of two channels. The result is the index of the word that holds channels 2 w and 2 w + 1. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

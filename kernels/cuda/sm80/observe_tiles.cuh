@@ -76,8 +76,8 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
 }
 
 /* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S has the scores of the tile,
- * `after` is the number of the next tile, and `stage` that of the tile's buffer. load(to, tile) begins to copy a tile;
- * arrive() waits for the copy and is a barrier of the block. */
+ * `after` is the index of the next tile, and `stage` is the index of the tile's buffer. load(to, tile) begins to copy a
+ * tile; arrive() waits for the copy and is a barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)

@@ -86,7 +86,7 @@ template <sum_kind KIND> struct visits {
         return { b + term / heads, h + term % heads, KIND == OVER_QUERIES ? tile * SIDE : i0, j0 };
     }
 
-    /* Returns the number of the first tile, from tile n on, that has a pair which causal, window and lengths leave
+    /* Returns the index of the first tile, from tile n on, that has a pair which causal, window and lengths leave
      * visible; `end` if there is none. */
     DEVICE int visible_from(const attn_geometry &g, int n) const
     {

@@ -128,7 +128,7 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 }
 
 /* last_tile() and tile_below() visit tiles [first, last) of keys that a tile of queries sees, from the last to the
- * first. last_tile() makes the list of visible tiles, and returns the number of the last visible tile plus 1. If LISTED
+ * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
  * is false, there is no list, and all tiles are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)

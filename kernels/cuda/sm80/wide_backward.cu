@@ -61,7 +61,7 @@ struct block_place {
     /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
      * queries, head after head (for dk and dv). */
     int begin, end;
-    /* in blocks of dk and dv: the number of the first query tile of each head, and the number of its tiles */
+    /* in blocks of dk and dv: the index of the first query tile to visit in each head, and how many to visit */
     int first_tile, tiles;
     head_args head; /* numbers from which scores in head h are computed */
 };
