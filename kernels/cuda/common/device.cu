@@ -60,9 +60,9 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
  * units of this GPU compute per second). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They are the rates
- * of NVIDIA's data sheets divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s
- * for an H100 SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. The numbers are
+ * the rates of NVIDIA's data sheets, divided by the number of multiprocessors and by the clock rate: 312 TFLOP/s for an
+ * A100 at 1.41 GHz, 989 TFLOP/s for an H100 SXM at 1.83 GHz. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
@@ -977,8 +977,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps for one call of run_some() or truth(): it may queue work for SOME_STEPS times the longest time of a step.
- * Earlier calls have queued `done` steps. */
+/* Sets *steps for one call of run_some() or truth(). The call may queue work for SOME_STEPS times the longest time of a
+ * step (a part of a long problem). Earlier calls have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

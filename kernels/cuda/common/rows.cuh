@@ -230,8 +230,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 
 /* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
  * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: like UNSOUND_ROWS, but without
- * rows whose largest score is HUGE_SCORE or more in size; it is for kernels that compute rows of huge scores correctly
- * (see in_base_2()). */
+ * rows whose largest score is HUGE_SCORE or more in size. This value is for kernels that compute rows of huge scores
+ * correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -367,8 +367,8 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN if
- * P cannot be computed from lse; then kernels compute the tiles that contain the row pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. The result
+ * is NaN if P cannot be computed from lse; kernels then compute the tiles with this row pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;

@@ -135,9 +135,9 @@ template <class X> struct shared {
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). It writes
- * the result only if tensor cores cannot compute that result: if the result is not finite, or comes from huge scores.
- * One warp calls it. A lane has N channels. */
+/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). The function
+ * writes the result only if tensor cores cannot compute it, because it is not finite or comes from huge scores. One
+ * warp calls it. A lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)

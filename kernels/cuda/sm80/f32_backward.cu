@@ -47,7 +47,7 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* The forward kernel for float32. This row of the kernel table is defined in f32_forward.cu. */
+/* The row of the kernel table for the forward in float32; f32_forward.cu defines it. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);

@@ -36,9 +36,9 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function observe_..._pass() launches one kernel of an observe. It computes the tiles of share number chip->share
- * of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l
- * and e (observed_parts). */
+/* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of share number
+ * chip->share of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and
+ * the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,

@@ -270,9 +270,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. Such a block adds up dZ over heads and batch rows.
- * All of them have the same bias, so the block needs one tile. Rows are 136 floats apart, so that a warp's accesses
- * have no bank conflict. */
+/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. A block of this kind adds up dZ over heads and batch
+ * rows that have the same bias, so the block needs only one tile of the bias. Rows are 136 floats apart, so that a
+ * warp's accesses have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };

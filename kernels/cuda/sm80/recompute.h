@@ -13,9 +13,9 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. They do if all
- * kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs is
- * wanted: simple.cu computes these, and adds up scores in another order. */
+/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. The tiles do so
+ * if all kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs
+ * is wanted: simple.cu computes these gradients, and adds up scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
