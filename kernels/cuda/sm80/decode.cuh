@@ -699,8 +699,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* m0: the warp's first row; k0: its first key of a tile; d0: its
-                                                * first column */
+              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, key of a tile, and column */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
@@ -845,8 +844,7 @@ again:
     /* If the sequence has only one split, write O / l to out; otherwise write the sums to the workspace. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* with X::STACKED: bit n is 1 if a result of the n-th sequence of the stack
-                                 * (sequences that share keys) is not finite */
+    uint32_t not_finite_of = 0; /* if X::STACKED: bit n is 1 if a result of the stack's sequence n is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);

@@ -308,8 +308,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
          * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must be above 0, because 0 times a score of -inf
-                                                             * would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
