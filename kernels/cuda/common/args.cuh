@@ -1,8 +1,9 @@
 /* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
  *
- * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB of
- * parameters, which the constant cache broadcasts. The functions below compute a score as kernels/README.md defines it,
- * in float, one step per line. Every kernel that computes single scores uses them, so all kernels agree. */
+ * The host resolves an attn_problem once (attn_geometry_of()), and passes the result to the kernels by value. These
+ * parameters take about 1.3 KB, which the constant cache broadcasts. The functions below compute a score as
+ * kernels/README.md defines it, in float, one step per line. Every kernel that computes single scores uses them, so all
+ * kernels agree. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -30,14 +31,14 @@ struct cuda_args {
     uint64_t seed;
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
-    /* number of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
+    float drop_scale; /* the factor by which P is multiplied where dropout keeps the pair: 1 / (1 - dropout_p) */
+    /* index of head h of batch row b in dropout's random generator: drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
     /* lse, delta and a recomputed out are indexed alike: row i of sequence b and head h is at b * lse_batch + h *
      * lse_head + q_start + i. In a packed tensor, q_start is the sequence's first row. */
     int64_t lse_batch, lse_head;
-    /* number of the first tile of each head that this launch computes; in packed problems, tiles are numbered across
-     * all sequences */
+    /* index of the first tile of each head that this launch computes; in packed problems, the tiles of a head are
+     * numbered across all sequences */
     int first_tile;
     /* true: a sequence may have fewer queries (or fewer keys) than its tensor has rows, because the problem is packed
      * or has seqlens */
@@ -45,13 +46,13 @@ struct cuda_args {
     /* the kernel leaves out packed sequences of at most this many rows (queries times heads of a group), which
      * decode.cu computes; 0: it leaves out none */
     int decode_rows;
-    /* Bytes in which a kernel marks rows that it cannot compute, so that a later launch (simple/simple.cu) computes
-     * them: one byte per row of lse, and one per row of dk. *rows_found becomes 1 if any row is marked. In a short
+    /* Bytes in which a kernel marks rows that it cannot compute: one byte per row of lse, and one per row of dk. A
+     * later launch (simple/simple.cu) computes the marked rows. *rows_found becomes 1 if any row is marked. In a short
      * problem these pointers are NULL, and the kernel computes all rows itself. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Memory for saved.lse and saved.rest of rows.cuh: the two numbers in which a backward stores the lse of a row with
-     * huge scores, because one float would round it too much. A forward kernel that gets these pointers writes only
-     * these two numbers. The pointers are NULL in all other launches. */
+    /* Memory for saved.lse and saved.rest of rows.cuh. A backward stores the lse of a row with huge scores in these two
+     * numbers, because one float would round it too much. A forward kernel that gets these pointers writes only these
+     * two numbers. The pointers are NULL in all other launches. */
     float *part_lse, *part_rest;
 };
 
@@ -75,8 +76,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* query_rows() returns the number of rows of all query heads, which is the size of lse; key_rows() the number of rows
- * of all key/value heads, which is the number of rows of dk. */
+/* query_rows() returns the size of lse: the number of query rows of all heads. key_rows() returns the number of rows of
+ * dk: the key rows of all key/value heads. */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -117,7 +118,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* Arguments of score() that are the same for all pairs of a row, or of a tile of one head. */
+/* Arguments of score() that are the same for all pairs of a row, and for all pairs of a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
@@ -167,7 +168,8 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     return true;
 }
 
-/* Returns whether query i sees key j: whether causal, window and lengths allow it, and visible_by_mask() is true. */
+/* Returns whether query i sees key j: causal, window and lengths must allow the pair, and visible_by_mask() must be
+ * true. */
 DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_range keys = attn_keys_of(&a.g, &x.s, i);
@@ -220,9 +222,9 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
  * largest score and 0 for all lower scores, in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Returns the score of a visible pair, or a sink, in base 2. The result is never -inf, which stands for a hidden pair.
- * A score of HUGE_SCORE or more in size is returned unchanged, so that it cannot overflow; its P is right all the
- * same. */
+/* Returns the score of a visible pair, or of a sink, in base 2. The result is never -inf, which stands for a hidden
+ * pair. A score z with |z| >= HUGE_SCORE is returned unchanged, because its conversion could overflow; P computed from
+ * it is right all the same. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
@@ -237,8 +239,8 @@ DEVICE float lse_of_sum(float m, float l)
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Returns whether causal, window and lengths let query i see any key. If they do and the row's largest score is still
- * -inf, the reason is that all q.k of the row are out of float32's range. */
+/* Returns whether causal, window and lengths let query i see any key. If the result is true although the row's largest
+ * score is -inf, all q.k of the row are outside the range of float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -282,8 +284,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence to which tile number `tile` of a packed problem belongs. A tile has `unit` rows. The tiles of
- * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. `extra` numbers per sequence are
- * enough for tiles that are not full. */
+ * sequence b begin with number cu[b] / unit + extra * b, where cu is cu_seqlens. The `extra` numbers of each sequence
+ * are for tiles that are not full. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -304,8 +306,9 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 /* ---- Which tile of query rows a thread block computes ------------------------------------------------------------ */
 
 /* Returns the grid for one block per tile of `rows` query rows: (tiles, heads, batch), or for packed problems (tiles of
- * all sequences, heads). In a packed problem sequence b owns the tiles from cu_seqlens[b] / rows + b on, which are at
- * least as many as it needs. A block can therefore find its sequence by bisection. */
+ * all sequences, heads). In a packed problem, sequence b owns the tiles from number cu_seqlens[b] / rows + b on, up to
+ * the first tile of sequence b + 1. They are at least as many as the sequence needs. A block finds its sequence by
+ * bisection. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -333,8 +336,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the head, sequence and first query of the grid's tile `tile_index`. A head's last tiles come first, because
- * they take longest under a causal mask. */
+/* Returns the place of the grid's tile `tile_index`: its head, sequence and first query. Blocks with low numbers get
+ * the last tiles of a head, because under a causal mask the last tiles take longest. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -1,8 +1,8 @@
 /* device.cu: implements backend.h for NVIDIA GPUs: devices, memory, streams, errors. The kernels are in the folders
  * beside this one.
  *
- * Where there is no driver, count() returns 0 and nothing else is called. The CUDA runtime is linked statically, so
- * this file runs everywhere.
+ * On a machine without a driver, count() returns 0 devices, and no other function of this file is called. The CUDA
+ * runtime is linked statically, so the program starts also on machines without CUDA.
  *
  * Invariants
  *
@@ -12,11 +12,13 @@
  *    and is used again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device.
  *    Allocated memory never exceeds memory_limit, except for blocks that another thread is freeing now. Where an
  *    allocation would exceed memory_limit, or the card has no memory left, blocks kept in the lists are freed first.
- *    `lock` is held for a few instructions, in which bytes are reserved. The driver is called without holding `lock`,
+ *    `lock` is held only for the few instructions that reserve bytes. The driver is called without holding `lock`,
  *    because cudaMalloc and cudaFree may wait for all work of the device.
- * 3. The caller frees a block after the stream that used it is done, so the lists need no knowledge of streams.
- * 4. The current device is per thread, so every function of this backend sets it first.
- * 5. Apart from kernel launches the code is plain C and uses no C++ library, so the program needs none. */
+ * 3. The caller frees a block after the stream that used it is done, so the lists of free blocks need not know which
+ *    stream used a block.
+ * 4. Each thread has its own current CUDA device, so every function of this backend first sets the current device.
+ * 5. Apart from kernel launches the code is plain C and uses no C++ library, so the program is linked without a C++
+ *    library. */
 #include <atomic>
 #include <cuda_runtime.h>
 #include <cudaTypedefs.h>
@@ -46,19 +48,21 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Opening and describing devices ------------------------------------------------------------------------------ */
 
-enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one computes, one copies out, one waits */
+/* number of streams of a device: one copies inputs, one computes, one copies results, one waits */
+enum { STREAMS = 4 };
 
 /* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
  * unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds on what any GPU can do per second. FASTEST_FLOPS: operations (the specified rate of dense float8 on the
- * fastest known GPU). FASTEST_SCORES: scores (twice the exponentials of that GPU's special function units). */
+/* Upper bounds on what any GPU can do per second. FASTEST_FLOPS: operations per second (the specified rate of dense
+ * float8 on the fastest known GPU). FASTEST_SCORES: scores per second (twice the exponentials that the special function
+ * units of this GPU compute per second). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They are the rates
- * of NVIDIA's data sheets divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s
- * for an H100 SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. The numbers are
+ * the rates of NVIDIA's data sheets, divided by the number of multiprocessors and by the clock rate: 312 TFLOP/s for an
+ * A100 at 1.41 GHz, 989 TFLOP/s for an H100 SXM at 1.83 GHz. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
@@ -66,12 +70,13 @@ const struct {
 
 enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter: a whole cache line, so that streams do not share a line */
 
-/* The most work that one call of attn_run_some() queues, as a multiple of the longest time of a step. Queued work
- * cannot be cancelled, and it delays all other streams of the device. */
+/* The most work that one call of attn_run_some() queues, as a multiple of step_seconds() (the longest time of a step, a
+ * part of a long problem). Queued work cannot be cancelled, and it delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* The workspace has this many bytes before the marks (a byte for each row, not 0 if a later launch must compute the
- * row). The last of these bytes is cuda_args.rows_found, unless rows_found is in pinned memory. */
+/* The workspace has this many bytes before the marks. A mark is one byte per row of the problem, and is not 0 if a
+ * later launch must compute the row. The last byte before the marks is cuda_args.rows_found, unless rows_found is in
+ * pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -86,14 +91,15 @@ struct device {
     cudaDeviceProp properties;
     /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
-    /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
+    /* true: a sticky error has occurred, and the device is lost; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* one bit for each device to whose memory this device has asked for direct access; any thread may set a bit */
     std::atomic<uint64_t> peers;
-    /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
+    /* the driver's function that lets a stream write a note (a number that the host reads in pinned memory); NULL:
+     * streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* `lock` protects the members of this struct that follow */
+    pthread_mutex_t lock; /* `lock` protects all members of this struct that come after it */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
@@ -108,17 +114,16 @@ struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* pinned memory, where the stream writes the number of each note (a point in its queue) when it reaches that point;
-     * NULL: the stream has no notes */
+    /* Pinned memory for notes. A note is a numbered point in the stream's queue. When the stream reaches a note, it
+     * writes the note's number here. NULL: the stream has no notes. */
     volatile uint32_t *note;
     uint32_t notes; /* number of notes (numbers that the stream writes to *note) queued on the stream so far */
     int *counter;   /* a counter in device memory for the kernels of this stream (see cuda_chip) */
-    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows (that they could
-     * not compute) and no later launch computes these rows; the host must then compute the problem again
-     * (left_rows()). */
+    /* Two bytes of pinned memory. [0] is cuda_chip.found. [1] becomes 1 if kernels have marked rows that they could not
+     * compute, and no later launch computes these rows. The host must then compute the problem again (left_rows()). */
     uint8_t *found;
-    /* true: a later launch computes all marked rows (those that kernels could not compute), even in problems for which
-     * looks_for_rows() is false */
+    /* true: a later launch computes all marked rows (those that kernels could not compute), even in short problems
+     * (looks_for_rows() is false) */
     bool every_row;
     /* true: the stream's newest kernel is one of decode.cu, and it writes the memory `written` */
     bool after_decode;
@@ -370,7 +375,8 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a memory block of a size class from the driver. The caller has already counted its bytes as used. */
+/* Allocates a memory block of a size class from the driver. The caller has already added the block's bytes to the
+ * memory in use. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -378,8 +384,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* The driver has no memory left, perhaps because another process took some. Free the blocks kept for reuse, and
-         * try the allocation again. */
+        /* The driver has no memory left, perhaps because another process has taken some. Free the blocks that are kept
+         * for reuse, and try the allocation again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -716,8 +722,8 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
-/* Lets the device `d`, which must be the thread's current device, reach the memory of device number `index` directly.
- * Asks the driver once. Where the driver refuses, it makes peer copies through the host's memory. */
+/* Lets device `d`, which must be the thread's current device, access the memory of device number `index` directly. The
+ * function asks the driver only once. If the driver refuses, it makes peer copies through the host's memory. */
 void allow_peer(device *d, int index)
 {
     const uint64_t bit = index < 64 ? UINT64_C(1) << index : 0;
@@ -725,7 +731,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    cudaGetLastError(); /* clears the error of a driver that refused, or had given access before */
+    cudaGetLastError(); /* clears the error that the driver returns if it refuses, or if it gave access before */
 }
 
 attn_status copy_peer(attn_stream *base, void *to, const attn_device *source, const void *from, size_t bytes,
@@ -786,8 +792,8 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Returns whether the problem reads nothing that the previous call on the stream writes (s->written). If so, its reads
- * may start before that call ends. */
+/* Returns whether the problem reads nothing that the previous call on the stream writes (s->written). In this case the
+ * problem's reads may start before the previous call ends. */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -807,10 +813,10 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then those that compute
- * the rows which the kernel could not compute and only marked. In a problem too short for looks_for_rows() there are
- * only the kernel's steps. If they mark rows, left_rows() tells the caller of attn_run_some(), which computes the
- * problem again. */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of the problem's kernel, then the
+ * steps that compute marked rows (rows that the kernel could not compute). In a problem too short for looks_for_rows()
+ * there are only the kernel's steps. If these steps mark rows, left_rows() tells the caller of attn_run_some(), and the
+ * caller computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -841,9 +847,9 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* Returns how a long problem is divided: how many batch rows and how many key/value heads a part has. Each part is a
- * launch and a step, and no bit of the results changes. If a gradient is a sum over batch rows (or heads), a part has
- * all batch rows (or all heads). */
+/* Returns how a long problem is divided into parts: how many batch rows and how many key/value heads a part has. The
+ * parts are launched one after the other, and the division changes no bit of the results. If a gradient is a sum over
+ * batch rows (or heads), a part has all batch rows (or all heads). */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -895,7 +901,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues those steps of one problem that `steps` selects (NULL: all). */
+/* Queues those steps (parts) of one problem that `steps` selects; NULL: all steps. */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -923,8 +929,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps to
- * queue (NULL: all). */
+/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps (parts
+ * of long problems) to queue; NULL: all steps. */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);
@@ -971,7 +977,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets *steps to what one call of run_some() or truth() may queue; earlier calls have queued `done` steps. */
+/* Sets *steps for one call of run_some() or truth(). The call may queue work for SOME_STEPS times the longest time of a
+ * step (a part of a long problem). Earlier calls have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

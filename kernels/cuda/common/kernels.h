@@ -1,9 +1,9 @@
 /* kernels.h: the table of CUDA kernels, and the functions that a kernel provides for device.cu.
  *
- * A kernel is one row: what it computes (attn_kernel: its name, which a response reports in `backend`, the
- * operation, dtypes, head dims, features), the compute capabilities that it is for, and two functions. The first row
- * that takes a problem computes it, so fast kernels stand before general ones. To add a kernel, add a row to
- * cuda_kernels[] in kernels.cu.
+ * A kernel is one row of the table. The row says what the kernel computes (attn_kernel: operation, dtypes, head dims,
+ * features), names the compute capabilities that it is for, and has two functions. A response reports the kernel's name
+ * in `backend`. The first row that takes a problem computes it, so fast kernels stand before general ones. To add a
+ * kernel, add a row to cuda_kernels[] in kernels.cu.
  *
  * A row lists the features that its kernel computes; a problem with any other feature skips the row. ATTN_ALL_SCORES
  * is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for options (see
@@ -31,8 +31,9 @@ struct cuda_chip {
     /* true: threads copy tiles to shared memory even where a kernel could use TMA (see copies_by_threads() in
      * device.cu) */
     bool copies_by_threads;
-    /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
-     * then read its inputs before that decode has ended. launch() of device.cu sets it in its copy of the struct. */
+    /* True if the previous call on this stream was a decode whose results this problem does not read. The kernel may
+     * then read its inputs before this decode has ended. launch() of device.cu sets the member in its copy of the
+     * struct. */
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
@@ -46,18 +47,18 @@ struct cuda_chip {
      * see in_shares() */
     int share, shares;
     double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
-    struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
-    /* the forward kernels that may be used: a part of cuda_kernels[], from the kernel of first_kernel() in device.cu to
-     * the end */
+    struct cuda_steps *steps; /* selects the steps (parts of a long problem) that this call launches; NULL: all steps */
+    /* the forward kernels that may be used: the entries of cuda_kernels[] from the kernel of first_kernel() in
+     * device.cu to the end of the table */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
-/* Which steps of a long problem to queue. A step is one launch, or several that together take at most 20 ms. A launcher
- * goes through the same steps in the same order at each call, and takes_step() returns which of them to launch now. The
- * host can therefore queue a few steps at a time, and cancel the rest. */
+/* Which steps of a long problem to queue. A step is one launch, or several launches that together take at most 20 ms. A
+ * launcher goes through the same steps in the same order at each call, and takes_step() returns which of them to launch
+ * now. The host can therefore queue a few steps at a time, and cancel the rest. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in the present call */
-    /* number of the step about which takes_step() decides next */
+    /* index of the next step; takes_step() decides whether to launch it */
     int64_t at;
     /* seconds of work that the present call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
@@ -84,16 +85,16 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-/* The value of cuda_chip.step_seconds. The emulator sets a smaller value, so that its small problems have several steps
- * too. */
+/* The value of cuda_chip.step_seconds, in seconds. The emulator sets a smaller value, so that its small problems also
+ * have several steps. */
 #ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part. Each
- * part is a step (work that fits step_seconds). */
+/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts, and calls visit(first, count) for
+ * each part. Each part is a step, and takes at most step_seconds if a single piece does. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -113,7 +114,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
  * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
-    int64_t first, end; /* the tiles of numbers first to end - 1 */
+    int64_t first, end; /* tiles first to end - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -167,18 +168,19 @@ struct cuda_kernel {
     attn_kernel takes;
     /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
     int least_compute, most_compute;
-    /* Returns whether the kernel can compute this problem, whose features and dtypes the row of the table has accepted;
-     * sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that launch()
-     * may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
+    /* Returns whether the kernel can compute this problem. The features and dtypes of the table's row already fit, but
+     * sizes, strides or the chip's shared memory may not. Sets plan->workspace_bytes, the memory that launch() may
+     * overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
-    /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
+    /* Queues the kernels of one planned problem, whose pointers point to device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* true (forward only): launch() computes only the share of the tiles that chip->share names; a backward divides its
-     * work itself */
+    /* true (only for a forward): launch() computes only the share of the tiles that chip->share names; false: launch()
+     * divides its work itself */
     bool shares;
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the largest head size of these kernels on tensor cores; wider heads have their own */
+/* the largest head size of most kernels on tensor cores; wider heads have kernels of their own */
+enum { TILE_HEAD_DIM = 256 };
 
 const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on GPUs newer than all known ones */
 
@@ -189,8 +191,8 @@ const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_T
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
 const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
                                  ATTN_TENSOR_BIT(seqlens_k);
-/* Features of padding: padding queries (seqlens_q), and gaps between packed sequences. Kernels ignore them, because
- * cuda_fill_padding() writes the results of such rows. */
+/* Features of padding: padding queries (seqlens_q), and gaps between packed sequences. Kernels ignore these features,
+ * because cuda_fill_padding() writes the results of padding rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
 /* Features that the kernels of sm80/ compute in their variant without options. These kernels have a second variant for

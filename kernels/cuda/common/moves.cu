@@ -1,6 +1,6 @@
 /* moves.cu: attn_moves(): one kernel makes many small copies, or clears memory. It writes the new keys and values of a
- * decode step to their pages. A cudaMemcpyAsync for each copy would take some 2 us, and a step of 64 caches makes 128
- * copies.
+ * decode step to their pages. A cudaMemcpyAsync for each copy would take some 2 us, and a decode step of 64 KV caches
+ * makes 128 copies.
  *
  * The list of moves is the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move. A thread
  * copies AT_ONCE pieces of 16 bytes where the addresses are aligned, otherwise single bytes. The same kernel copies

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Returns the probability P and the gradient dZ of a visible pair whose query has an lse that is not -inf. The whole
- * warp calls it. */
+/* Returns the probability P and the gradient dZ of a visible pair. The query's lse must not be -inf. The whole warp
+ * calls it. */
 template <int N>
 static __device__ __noinline__ pair_gradient gradient_of_pair(const cuda_args &a, const saved &s, const head_args &x,
                                                               int64_t i, int64_t j)

@@ -58,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of the bit set `set`, in order; `channels` are the lane's N channels of row at(n).
- * It loads several rows ahead, to hide latency. */
+/* Calls add(n, channels) for each n of the bit set `set`, in order. `channels` holds the lane's N channels of the row
+ * that begins at element at(n). The function loads several rows ahead, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -99,9 +99,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which all lanes share, with row y, of which each lane has its own. The function
- * adds in the order of dot() and score_of_rows(), so that its results have the same bits: each lane's channels d, d +
- * 32, ..., then the lanes as warp_sum() adds them. */
+/* Returns the dot product of row x, which is the same for all lanes, with row y, which differs from lane to lane. The
+ * order of the additions is that of dot() and score_of_rows(), so that the bits of the results are the same: first the
+ * channels d, d + 32, ... for each d below 32, then these 32 sums as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -156,7 +156,7 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
 }
 
 /* Returns the score of a pair, as score_of_rows() does, but each lane has a pair (i, j) of its own. x_at and y_at are
- * the positions of the pair's rows: in q and k, or in k and q. */
+ * where the pair's rows begin: in q and k, or in k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -171,7 +171,7 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Takes 32 steps of an online softmax at once, one for the key of each lane, in the order of the lanes. z: the score of
+/* Computes the running maxima of 32 steps of an online softmax at once. Step n adds the key of lane n. z: the score of
  * the lane's key; seen: false if the lane has no key. Returns the maximum up to and including the lane's key; *before
  * becomes the maximum without that key. *m becomes the maximum over all 32 keys and those before them. A NaN stays in
  * all later maxima. */
@@ -190,8 +190,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Returns the score z of a visible pair, given its rows of q and k. Where q.k or a partial sum exceeds the range of
- * float32, it computes in double; otherwise it calls score(). The whole warp calls it. */
+/* Returns the score z of a visible pair, given its rows of q and k. If q.k or a partial sum of it exceeds the range of
+ * float32, the function computes in double; otherwise it calls score(). The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -206,9 +206,10 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score of rows that kernels on tensor cores compute; forward_row() computes rows with larger scores.
- * Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not rounded. From
- * scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of float16. */
+/* Kernels on tensor cores compute rows whose largest score is below this limit. forward_row() computes rows with larger
+ * scores. Kernels on tensor cores subtract the row's largest score, rounded in base 2, from scores that are not
+ * rounded. From scores of 2^24 on the largest P is therefore not exactly 1, and from 2^28 on it may exceed the range of
+ * float16. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
@@ -218,8 +219,8 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Sets the mark of a row of queries or keys to `what`. A mark tells a later launch which results of the row to compute.
- * The whole warp calls it. */
+/* Sets the mark of a query or a key to `what`. The mark tells a later launch which results of this row to compute. The
+ * whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -229,8 +230,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 
 /* Says which rows forward_row() writes. EVERY_ROW: all rows. UNSOUND_ROWS: only rows that tensor cores cannot compute,
  * because their result is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: like UNSOUND_ROWS, but without
- * rows whose largest score is HUGE_SCORE or more in size; it is for kernels that compute rows of huge scores correctly
- * (see in_base_2()). */
+ * rows whose largest score is HUGE_SCORE or more in size. This value is for kernels that compute rows of huge scores
+ * correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -252,8 +253,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i. Writes out and lse; lse goes to lse_dense where that is
- * not NULL. */
+/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse
+ * goes to lse_dense. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -265,8 +266,8 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is the sum of P V times `unit`, which is 1. If the sum overflows, the row is computed again with a unit of
-     * 2^-40. */
+    /* o is the sum of P V times `unit`, which is 1 at first. If the sum overflows, the row is computed again with a
+     * unit of 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -338,8 +339,8 @@ again:
 
 /* ---- The backward of one row ------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees exactly one key; kernels recognise such a row by it. They subtract
- * saved.rest from exponents of P, and this value is too small to change an exponent. */
+/* A saved.rest of this value tells kernels that the row sees exactly one key. Kernels subtract saved.rest from
+ * exponents of P; this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
@@ -366,8 +367,8 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN if
- * P cannot be computed from lse; then kernels compute the tiles that contain the row pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. The result
+ * is NaN if P cannot be computed from lse; kernels then compute the tiles with this row pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
@@ -390,10 +391,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y the
- * logarithm of the sum of exponentials relative to that score; the function computes x and y anew, because rounding has
- * removed the logarithm from lse. Otherwise x is lse and y is 0. Without `now`, x is lse and y is 0 also for a huge lse
- * whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
+/* Returns two numbers (x, y) that stand for the lse of row i. If lse is huge, x is the row's largest score, and y is
+ * the logarithm of the sum of exponentials relative to x. The function computes x and y anew, because rounding has
+ * removed the logarithm from lse. If lse is not huge, x is lse and y is 0. If `now` is false, x is lse and y is 0 also
+ * for a huge lse whose two parts are computed by tiles or by a later launch. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -1,14 +1,14 @@
-/* verify_lse.cu: attn_lse_start() on the GPU: sums exponentials of rows of scores in double, where q and k are in the
- * device's memory. kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one
- * row, with one variant of the scores (for example without a mask); the block's threads share the keys. */
+/* verify_lse.cu: attn_lse_start() for q and k in a GPU's memory: sums the exponentials of rows of scores in double.
+ * kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one row, with one
+ * variant of the scores (for example without a mask); the block's threads share the keys. */
 #include "kernels/verify_lse.h"
 
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
 
-/* a thread reads its key number by number and waits for each number; a block has many threads, so that others work
- * meanwhile */
+/* A thread reads the channels of its key one after the other, and waits for the loads. A block has many threads, so
+ * that other threads compute meanwhile. */
 enum { THREADS = 1024 };
 
 struct lse_args {

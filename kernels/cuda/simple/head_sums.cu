@@ -1,6 +1,6 @@
-/* head_sums.cu: dalibi_slopes and dsinks, which are sums over the queries of a head. A block computes one head. Each of
- * its threads adds up every 1024th query. The threads' sums are added in a fixed order, so results have the same bits
- * in every run. */
+/* head_sums.cu: computes dalibi_slopes and dsinks, which are sums over the queries of a head. A block computes one
+ * head. Each of its threads adds up every 1024th query. The threads' sums are added in a fixed order, so results have
+ * the same bits in every run. */
 #include "kernels/cuda/common/kernels.h"
 #include "head_sums.h"
 

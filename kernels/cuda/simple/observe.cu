@@ -1,6 +1,6 @@
-/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), without tensor cores. It
- * computes every dtype, head dim and option. One warp computes each number of a result, in an order of additions that
- * depends only on the problem.
+/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
+ * attention.h) without tensor cores. It computes every dtype, head dim and option. One warp computes each number of a
+ * result, in an order of additions that depends only on the problem.
  *
  *   kernel    a warp computes                                       outputs
  *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
@@ -22,7 +22,7 @@
 namespace {
 
 /* Returns whether this launch computes the row with index `at`. A launch computes all rows, or only strange rows (those
- * that tiles cannot compute), or only the others. */
+ * that tiles cannot compute), or only rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -35,8 +35,7 @@ DEVICE bool has_wanted(const observed_rows &rows)
     return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
 }
 
-/* Returns whether this launch computes an element of key_mass, weights or map. x is the number that is in the output's
- * memory so far. */
+/* Returns whether this launch computes an element of key_mass, weights or map. x is the element's value so far. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
@@ -48,14 +47,14 @@ template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT 
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows there, adds to that
- * sum. */
+/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows to *to, the function adds
+ * its sum to *to. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
 }
 
-/* ---- The results that each row has ------------------------------------------------------------------------------- */
+/* ---- The results of each row ------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant__ cuda_args a, int64_t first,
                                                            int64_t count, const __grid_constant__ observed_rows rows)
@@ -69,8 +68,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Results that are sums or parts of the probabilities --------------------------------------------------------- */
 
-/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Keys are counted over all query
- * heads; neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
+/* Computes key_mass of key n: the sum of the key's probabilities over the queries. Number n counts the keys of all
+ * query heads, head after head. The lanes of the warp share the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 enum { HEAD_THREADS = 512 };
 
-/* Computes max_logit and mean_entropy (the largest score and the mean of the rows' entropies) of a head. Each thread
+/* Computes max_logit (the largest score) and mean_entropy (the mean of the rows' entropies) of a head. Each thread
  * reads every HEAD_THREADS-th row. */
 __global__ void __launch_bounds__(HEAD_THREADS)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
@@ -263,8 +262,8 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells. Where rows.strange is given, it computes
- * only strange rows (those that tiles cannot compute), by launch_left(). */
+/* Divides `count` rows, keys or cells into steps, and calls launch(blocks, first, count) for each. Where rows.strange
+ * is given, launch_left() makes the calls, and they compute only strange rows (those that tiles cannot compute). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {

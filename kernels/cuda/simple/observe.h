@@ -27,11 +27,11 @@ struct observed_rows {
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* simple_observe_find_nonfinite() and simple_observe_nonfinite_sums() are for problems whose lse is given: there no
- * kernel has looked for scores that tiles cannot compute. A score that tiles cannot compute makes an element of
- * key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these elements after tiles have
- * computed the outputs. simple_observe_nonfinite_sums() computes the elements again, before the sums of strange rows
- * are added. Both functions need rows.base and rows.inverse of all rows. */
+/* The functions simple_observe_find_nonfinite() and simple_observe_nonfinite_sums() are for problems whose lse is
+ * given. In these problems no kernel has looked for scores that tiles cannot compute. A score that tiles cannot compute
+ * makes an element of key_mass, weights or map NaN or infinite. simple_observe_find_nonfinite() looks for these
+ * elements after tiles have computed the outputs. simple_observe_nonfinite_sums() computes the elements again, before
+ * the sums of strange rows are added. Both functions need rows.base and rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

@@ -1,6 +1,6 @@
-/* observe_row.cuh: functions by which one warp computes a query's row of an observe: maximum, sums and largest scores.
- * observe.cu consists of these functions, and the kernels on tensor cores (sm80/observe.cu) call them for rows that
- * tiles cannot compute.
+/* observe_row.cuh: functions by which one warp computes a query's row of an observe (the operation that reports which
+ * keys the queries attend to): the row's maximum, sums and largest scores. observe.cu consists of these functions, and
+ * the kernels on tensor cores (sm80/observe.cu) call them for rows that tiles cannot compute.
  *
  * The entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), without a difference of
  * large numbers, as in cpu/observe.c. */
@@ -111,8 +111,8 @@ DEVICE bool says_lse(float lse)
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, with `base` and `inverse`, from which later kernels compute the row's probabilities
- * (observed_rows). `from` is used by end_of_row() only: log2 of the probability of the row's largest score. */
+/* The results of a row, with the numbers `base` and `inverse`, from which later kernels compute the row's probabilities
+ * (observed_rows). `from` is log2 of the probability of the row's largest score; only end_of_row() uses it. */
 struct row_end {
     float lse, base, inverse, entropy;
 };

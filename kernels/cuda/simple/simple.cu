@@ -9,7 +9,7 @@
  *   dq        a query row of one head:    sum_j dS_ij k_j                                        dq
  *   dkdv      a key row of one kv head:   sum over the group's heads and their queries           dk, dv
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
- *   far       a query row of one head:    sum of dZ times distance, of which head_sums.cu makes  dalibi_slopes
+ *   far       a query row of one head:    sum of dZ times distance (for head_sums.cu)            dalibi_slopes
  *
  * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
  * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true, which are few.
- * The grid has `warps` warps, each of which takes every `warps`-th n; its lanes test 32 of them at a time. */
+/* The whole warp calls visit(n) for those n in first .. first + count - 1 for which wanted(n) is true. Few n are
+ * wanted. The grid has `warps` warps, each of which tests every `warps`-th n; its lanes test 32 of them at a time. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -52,7 +52,8 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* clears each mark, because a kernel of the backward, which runs next, marks rows in the same bytes */
+    /* clears each mark after its row was computed, because a kernel of the backward, which runs next, marks rows in the
+     * same bytes */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -196,8 +197,8 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
 }
 
 /* A part of the work on dbias. dbias is [nb, nh, nq, Sk]; an axis over which it is shared (broadcast) has size 1. An
- * element of dbias is a sum over the shared axes, with as many terms as the problem has queries at most. A launch adds
- * terms begin to end - 1 to the sum so far. */
+ * element of dbias is a sum over the shared axes, with at most one term for each query of each head and batch row. A
+ * launch adds terms begin to end - 1 to the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* Returns the sum of dZ * distance over a row's pairs, as far_of_row() defines it; one warp computes it. */
+/* One warp returns the sum of dZ * distance over the pairs of a query, as far_of_row() defines it. */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {

@@ -9,11 +9,12 @@
 /* Computes delta of every query (s.delta). If the client gave lse (`given`), also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows of a forward that its kernel could not compute and only marked (rows_later). `plan` is the plan of
- * the forward. */
+/* Computes rows of a forward that the forward's kernel could not compute and only marked (rows_later). `plan` is the
+ * plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes, in one launch, the rows of a forward that its kernel could not compute and only marked (a.rows_later). */
+/* Computes, in one launch, rows of a forward that the forward's kernel could not compute and only marked
+ * (a.rows_later). */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
 /* Computes the rows of dq, dk and dv that the kernel of a backward could not compute and only marked. Call it before
@@ -25,15 +26,15 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
  * a.keys_later). There is one launch for queries and one for keys. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
-/* Computes dbias, dalibi_slopes and dsinks, where the problem requests them, from s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks from s.lse and s.delta, where the problem requests these gradients. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
 /* ---- How long the kernels take ----------------------------------------------------------------------------------- */
 
-/* Seconds for a pair of a query and a key on an H100 whose 132 multiprocessors are all busy: a constant, plus an amount
- * for each 32 channels. tests/gpu/rates.c measured both. A backward takes BACKWARD_PAIR once in each of three loops:
- * dq; dk and dv; dalibi_slopes. */
+/* Seconds that simple.cu takes for a pair of a query and a key, on an H100 whose 132 multiprocessors are all busy. The
+ * time is a constant plus an amount for every 32 channels. tests/gpu/rates.c measured both numbers. A backward takes
+ * BACKWARD_PAIR once in each of three loops: dq; dk and dv; dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
@@ -64,8 +65,8 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Returns the multiplications for a pair in sm80/wide_forward.cu and sm80/wide_backward.cu, where each block computes
- * the scores again for its own columns of the result. */
+/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or
+ * sm80/wide_backward.cu. There each block computes the scores again for its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
@@ -91,9 +92,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) in the middle of a
- * problem, before the launches that compute these rows. The check waits for the stream, some 30 us; that is less than
- * one percent of the problem's time where the function returns true. In a shorter problem the host checks only at the
- * end (attn_stream_left_rows()). If rows are marked then, the host computes the problem again. */
+ * problem, before the launches that compute these rows. The check waits for the stream for some 30 us. The function
+ * returns true only if this is less than one percent of the problem's time. In a shorter problem the host checks only
+ * at the end (attn_stream_left_rows()). If rows are marked then, the host computes the problem again. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -1,8 +1,8 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
- * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores. A block owns BN keys of one key/value
- * head; K and V stay in shared memory, and the block visits the queries that see them in tiles of BM, for every head
- * of the group:
+ * The algorithm is Algorithm 2 of FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of
+ * one key/value head, whose K and V stay in shared memory. For every query head of the group, the block visits the
+ * queries that see these keys, in tiles of BM:
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
@@ -13,8 +13,8 @@
  *
  * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
  * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
- * again, so a backward takes seven products instead of five. dK and dV are always deterministic, because one block adds
- * up the heads of a group in order.
+ * again, so a backward takes seven matrix products instead of five. dK and dV are always deterministic, because one
+ * block adds up the heads of a group in order.
  *
  *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
  *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
@@ -35,7 +35,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* Computes lse of huge scores as two numbers; defined and explained in forward.cu. */
+/* Computes the lse of rows with huge scores as two numbers. forward.cu defines and explains this function. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV pass through the shared memory of K and V on their way to global memory, one after the other; this
-         * memory has room for D floats in each row */
+        /* On their way to global memory, dK and dV pass one after the other through the shared memory of K and V, which
+         * has room for D floats in each row. */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -418,8 +418,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ passes through the shared memory of Q and dO on its way to global memory; this memory has room for D floats in
-     * each row */
+    /* On its way to global memory, dQ passes through the shared memory of Q and dO, which has room for D floats in each
+     * row. */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -436,9 +436,9 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Sizes in bytes of the parts of the workspace (scratch memory), in their order: saved_floats(); row_values of the
- * query tiles; float32 sums of dQ; workspace of option_gradients(); and, if out and lse are not given, out and lse of
- * the forward that computes them. */
+/* Sizes in bytes of the parts of the workspace (scratch memory), in their order: lse, delta and rest of each row
+ * (saved_floats()); row_values of the query tiles; float32 sums of dQ; the workspace of option_gradients(). If out and
+ * lse are not given, out and lse of the recomputed forward follow. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };
@@ -581,7 +581,8 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Returns whether this file's kernels add to float32 sums of dQ in global memory. With `deterministic` they do not. */
+/* Returns whether this file's kernels add to float32 sums of dQ in global memory. They do so unless the option
+ * `deterministic` is set. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

@@ -1,6 +1,6 @@
-/* backward_common.cuh: code that the variants of backward.cu share: where query tiles and their sums of dQ lie, the
- * kernels that run before the main kernel (prepare) and after it (finish), the keys of a block, and how results are
- * stored. */
+/* backward_common.cuh: code that the variants of backward.cu share. It has the kernels that run before the main kernel
+ * (prepare) and after it (finish). It says where query tiles and their sums of dQ lie, which keys a block has, and how
+ * results are stored. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -61,8 +61,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: number of threads that share a row; STEP: number of rows that the 128 threads of the block process at a
-     * time */
+    /* LANES: number of threads that share a row; STEP: number of rows that the block's 128 threads process together */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -146,7 +145,8 @@ struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
+    int rows;        /* number of rows of dk and dv to write; rows at or past the length in seqlens_k are written as
+                      * zeros */
     int first, last; /* query tiles first to last - 1 see at least one of the block's keys */
 };
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* number of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
+                /* index of the block of 16 x 8 sums that is loaded, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };

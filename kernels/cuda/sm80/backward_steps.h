@@ -42,7 +42,7 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
 
 /* Returns the position of query q, channel (column) d in the float32 sums of dQ of its query tile. The sums are blocks
  * of 16 queries x 8 channels, in the order in which the lanes of a warp have them: four floats per lane. The 32 x 32
- * sums of a warp are one piece of memory. red_add_4() adds the four floats of a lane at once. GPUs without that
+ * sums of a warp are contiguous in memory. red_add_4() adds the four floats of a lane at once. GPUs without that
  * instruction add one float per lane at a time, which is fastest where a warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
@@ -53,8 +53,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
- * workspace follows them. Returns 0 if out and lse are not given and no kernel of this chip computes them. `adds`: the
- * main kernel may add to float32 sums of dQ in any order. */
+ * workspace lies behind these bytes. Returns 0 if out and lse are not given and no kernel of this chip computes them.
+ * `adds`: the main kernel may add to float32 sums of dQ in any order. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -75,7 +75,7 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 }
 
 /* Loads the operands of step k of a matrix product, for `count` blocks of 16 rows (or columns) of a tile. `from` is the
- * number of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
+ * index of the first of these blocks. `how` is one of a_rows, a_columns, b_rows, b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* key: number of the warp's first key in the block; part: the warp's number among the QW warps that share these
-     * keys */
+    /* key: index of the warp's first key in the block; part: its index among the QW warps that share these keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* the query tile to load next: its head h, its number (tile), and its first query (i0_next) */
+    /* the query tile to load next: its head h, its index in the head (tile), and its first query (i0_next) */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -120,20 +119,21 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     float dK[2][8][4] = {}, dV[2][8][4] = {};
     const uint32_t tileK = smem_addr(sm.K), tileV = smem_addr(sm.V), tileP = smem_addr(sm.P);
 
-    /* Step n loads query tile n + 1, computes dQ of tile n - 1, and computes all else of tile n. */
+    /* Iteration n loads query tile n + 1, computes dQ of query tile n - 1, and computes S, dP, dK and dV of query tile
+     * n. */
 #pragma unroll 1
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* After this barrier tile n and dS of tile n - 1 are in shared memory, and no thread reads the queries of tile
-         * n - 1 or dS of tile n - 2. */
+        /* After this barrier query tile n and dS of query tile n - 1 are in shared memory. No thread reads query tile n
+         * - 1 or dS of query tile n - 2 any more. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* The iteration has two parts: one computes dQ of query tile n - 1; the other computes S, dP, dK and dV of
-         * query tile n. Two warps share a scheduler of the multiprocessor. One of them begins with dQ, and the other
-         * with the other part. While one of them computes addresses, the other can then compute products. */
+        /* An iteration has two parts. One part computes dQ of query tile n - 1; the other computes S, dP, dK and dV of
+         * query tile n. Two warps share each scheduler of the multiprocessor. One of these warps begins with dQ, and
+         * the other warp with S. While one warp computes addresses, the other can then compute products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            /* q: number of this warp's first query in the tile; il: number of the same query in the sequence */
+            /* q: index of this warp's first query in the tile; il: index of the same query in the sequence */
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* dK passes through the shared memory of K and V on its way to global memory, and dV through that of Q and dO; both
-     * have room for D floats in each row */
+    /* On the way to global memory, dK passes through the shared memory of K and V, and dV through the shared memory of
+     * Q and dO. Each of these memories has room for D floats per row. */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

@@ -1,17 +1,21 @@
 /* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
  *
  * Reading K and V once takes nearly all of the time, because no other tensor is large. The design therefore keeps all
- * multiprocessors busy with reading:
+ * multiprocessors busy with reading.
  *
- *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r
- *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times
- *   heads of a group); other kernels compute longer sequences. The keys of a sequence are divided into splits, one
- *   block each. A block leaves the partial result of its split in the workspace: O (not divided by l), the maximum m
- *   and the sum l. combine_splits() adds up the partial results in the order of the keys (Flash-Decoding, Dao et al.
- *   2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a sequence has only one split, the split's block
- *   writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are
- *   added up. Where a batch has enough blocks, a block computes all splits of a group, one after the other, and leaves
- *   the sum of the group in the workspace. That makes the same additions in the same order, with fewer partial results.
+ * All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is
+ * query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times heads
+ * of a group); other kernels compute longer sequences.
+ *
+ * The keys of a sequence are divided into splits, one block each. A block leaves the partial result of its split in the
+ * workspace: O (not divided by l), the maximum m and the sum l. combine_splits() adds up the partial results in the
+ * order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a
+ * sequence has only one split, the split's block writes the result itself.
+ *
+ * Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are added up. Where a batch has
+ * enough blocks, a block computes all splits of a group, one after the other, and leaves the sum of the group in the
+ * workspace. A block of this kind makes the same additions in the same order as several blocks, with fewer partial
+ * results.
  *
  * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
  *
@@ -21,9 +25,9 @@
  *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
  *     add up the warps' O, in order
  *
- * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to
- * 64 rows, each warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of
- * most models, have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
+ * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to 64
+ * rows, each warp takes 16 of the rows for all keys. Blocks of up to 8 rows with head sizes 65 to 128 (one query of
+ * most models) have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
  * O^T += V^T P^T, with half the products and half the registers. decode_few() computes the place of a split in 32 bits,
  * and loads the split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that
  * memory is not idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial
@@ -40,11 +44,11 @@
  * this file then computes (cuda_chip::decode_rows).
  *
  * When one call follows another on a stream, the second call's reads overlap the first call's combine_splits()
- * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels.
- * Every kernel here must therefore call launch_dependents() only after its own wait for the previous kernel: when a
- * block of a call runs, all work before the previous call has then ended. A kernel must also write nothing before
- * its own wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed
- * combine_splits() to start have waited already.
+ * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels,
+ * and decides whether this is the case. Because calls overlap, every kernel here must call launch_dependents() only
+ * after its own wait for the previous kernel. When a block of a call runs, all work that was queued before the previous
+ * call has then ended. A kernel must also write nothing before its own wait. Only combine_splits() calls
+ * launch_dependents() at once, because the blocks that allowed combine_splits() to start have waited already.
  *
  * On Hopper sm90/decode/decode.cu lets TMA load keys and values where possible. Results have the same bits.
  * decode_wide.cu computes head sizes above 256. decode_launch.cuh has decode_splits() and combine_splits().
@@ -152,8 +156,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. Its grid limits the number of blocks per key/value head and the
- * number of batch rows to 65535, and it counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. The grid of decode_few() limits the number of blocks per
+ * key/value head and the number of batch rows to 65535, and decode_few() counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -161,8 +165,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time, so
- * that no multiprocessor is idle. PLACES: blocks that run on a multiprocessor at a time. */
+/* FULL: a block takes several splits only if the grid still has at least FULL times as many blocks as the GPU can run
+ * at a time, so that no multiprocessor is idle. PLACES: number of blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

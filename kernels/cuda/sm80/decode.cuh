@@ -1,12 +1,12 @@
-/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. This file also has a
- * block's loop over its splits. A template parameter says how keys and values get to shared memory:
+/* decode.cuh: how a block computes a split of decode.cu, which is few queries over some of a sequence's keys. This file
+ * also has the loop of a block over its splits. A template parameter says how keys and values get to shared memory:
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
  *                       8.0 and above
  *   copies_by_engine    a warp requests boxes from TMA (sm90/decode/decode.cu)
  *
- * Both ways load the same tiles in the same order. They differ in where the channels of a row lie in shared memory
- * (CHUNK); results have the same bits.
+ * Both ways load the same tiles in the same order, and give results with the same bits. They differ only in where the
+ * channels of a row lie in shared memory (CHUNK).
  *
  * RING<T, X> is a block's ring of tiles, K and V alternately:
  *
@@ -16,9 +16,9 @@
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
  *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
  *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
- *   release()            says that this warp has read the tile
+ *   release()            a warp calls it when it has read the tile
  *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
- *   end()                says that the block has read all tiles */
+ *   end()                the block calls it when it has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -35,8 +35,8 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values are stored in shared memory: as type T, to which the loader converts them, or as float8, which
- * the kernel converts to T when it has loaded them into registers (float8.cuh). */
+/* How keys and values are stored in shared memory. KEYS_AS_T: as type T, to which the loader converts them.
+ * KEYS_AS_FLOAT8: as float8, which the kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
@@ -73,8 +73,8 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
-/* The shape of a block with more than NARROW rows. Head sizes above 256 have no such shape; the narrow shape stands in
- * its place. */
+/* The shape of a block with more than NARROW rows. Such a shape exists only for head sizes up to 256; for larger head
+ * sizes this is the narrow shape. */
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
@@ -100,8 +100,8 @@ template <int D, bool SCORE_MODS> constexpr int blocks_of = D > TILE_HEAD_DIM ? 
 /* Number of threads of a block that computes splits with head sizes up to D. */
 template <int D> constexpr int threads_of = shape<D, false, false, false, KEYS_AS_T>::THREADS;
 
-/* The scores of a tile of keys, as each warp has computed them from its own channels: for each block of 8 keys the
- * four accumulators of each lane. Empty up to head size 256. */
+/* The scores of a tile of keys, as each warp has computed them from its own channels: for each block of 8 keys the four
+ * accumulators of each lane. For head sizes up to 256 the arrays have only one element, and are not used. */
 template <class X> struct scores_of_warps {
     float4 of_lane[X::WIDE_HEAD ? X::WD : 1][X::WIDE_HEAD ? X::KW / 8 : 1][X::WIDE_HEAD ? 32 : 1];
 };
@@ -133,11 +133,11 @@ template <class X> struct shared {
     float factor[X::FLOAT8 ? X::BM : 1];
 };
 
-/* ---- One row of one split ---------------------------------------------------------------------------------------- */
+/* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). It writes
- * the result only if tensor cores cannot compute that result: if the result is not finite, or comes from huge scores.
- * One warp calls it. A lane has N channels. */
+/* Computes the partial result of query i over keys first to last - 1, skipping hidden keys (see rows.cuh). The function
+ * writes the result only if tensor cores cannot compute it, because it is not finite or comes from huge scores. One
+ * warp calls it. A lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -171,7 +171,8 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* The keys of a split, and the tiles in which they are loaded. */
 struct split_place {
     int first, last;  /* keys first to last - 1 of the sequence; `first` is a multiple of BN (keys per tile) */
-    int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
+    int tiles, steps; /* tiles: index of the split's first tile; steps: number of tiles to load, where K[j] and V[j]
+                       * count as two */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -250,8 +251,9 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* The functions below load fragments of a tile in the ring. A tile has ROWS rows of WIDTH elements, stored as chunks of
- * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one
- * chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only stored address. */
+ * CHUNK columns, one chunk after the other (tile.cuh). `chunk`: where the chunk begins, in elements from the start of
+ * the tile; 0 where there is only one chunk. FEW_ADDRESSES: one instruction computes each address from the lane's only
+ * stored address. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -446,9 +448,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks of few rows: there
- * each thread stores the sums that it has made itself, so no barrier is needed. Returns false where a sum is not
- * finite, or comes from huge scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. The function is for blocks of few
+ * rows. Each thread computes and stores its own sums, so no barrier is needed. Returns false where a sum is not finite,
+ * or comes from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -476,8 +478,8 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
 }
 
 /* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
- * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split's result
- * is in the workspace, from row `saved` on, and not in shared memory, because the split was computed twice. */
+ * The call for the group's last split stores the sum in the workspace, in row `to`. from_workspace: the split was
+ * computed a second time, so its result is in the workspace, from row `saved` on, and not in shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -622,9 +624,9 @@ DEVICE void wait_and_let_begin()
     launch_dependents();
 }
 
-/* Replaces S, the scores that a warp has computed from its own channels, by the sum over all warps, added up in the
- * order of the warps. Then all warps have the same scores. The next tile of keys must have its scores elsewhere
- * (`sums`), because a slow warp may still read the scores of this tile. */
+/* Adds up the scores S of all warps, each of which has computed S from its own channels, in the order of the warps. S
+ * becomes this sum in every warp. The scores of two consecutive tiles of keys need different memory (`sums`), because a
+ * slow warp may still read the scores of the earlier tile. */
 template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_of_warps<X> &sums)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -678,8 +680,9 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
 
 /* Computes split `index` of one key/value head: the rows of Q against the keys of the split. Writes the rows of `out`
  * if the sequence has one split, otherwise partial results in the workspace. If a result is not finite, the function
- * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows are those of `sequences`
- * sequences, the first of which is that of `place`; decode_splits() repeats the splits whose results are not finite. */
+ * repeats the split with zeros in place of infinities and NaN of V. STACKED: the rows belong to `sequences`
+ * neighbouring sequences, and `place` is that of the first one; decode_splits() repeats splits whose results are not
+ * finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -696,7 +699,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* first row m0, first key k0 of a tile, first column d0 of the warp */
+              d0 = warp % X::WD * (D / X::WD); /* m0, k0, d0: the warp's first row, key of a tile, and column */
     const bool idle = m0 >= rows;
     /* the channels of Q and K that the warp multiplies: CHANNELS_OF_WARP channels from c0 on */
     const int CHANNELS_OF_WARP = X::WIDE_HEAD ? D / X::WD : D, c0 = X::WIDE_HEAD ? d0 : 0;
@@ -752,7 +755,7 @@ again:
                 scores<T, CHANNELS_OF_WARP>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             if constexpr (X::WIDE_HEAD) add_up_scores<X>(S[0], sm.tile.scores[j % 2]);
-            const int column = j * BN + k0; /* number of the first key of tile j that this warp multiplies */
+            const int column = j * BN + k0; /* index of the first key of tile j that this warp multiplies */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -775,7 +778,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                /* m (base 2) is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+                /* m (base 2) is -inf until the row has seen a key; 0 then replaces m, as -inf - -inf would be NaN */
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
@@ -841,7 +844,7 @@ again:
     /* If the sequence has only one split, write O / l to out; otherwise write the sums to the workspace. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* with X::STACKED: bit n is 1 if a result of sequence n of the stack is not finite */
+    uint32_t not_finite_of = 0; /* if X::STACKED: bit n is 1 if a result of the stack's sequence n is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -891,9 +894,10 @@ constexpr size_t shared_bytes()
 }
 
 /* A block of decode_stacks(): computes split `index` of one key/value head for a stack, a group of sequences whose
- * common keys are read once. It computes the split for each run of two or more sequences of the stack that share it. A
- * block whose split another block has just read finds the keys in the L2. A sequence whose result is not finite gets
- * NaN as m and l of its first row, and decode_splits(), which runs next, computes its split. */
+ * common keys are read once. Neighbouring sequences that share the split form a run, and the block computes the split
+ * once for all sequences of a run. If several blocks read the same keys, the first block reads them from memory, and
+ * the other blocks find them in the L2 cache. A sequence whose result is not finite gets NaN as m and l of its first
+ * row, and decode_splits(), which runs next, computes its split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -941,8 +945,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* Splits of this sequence that decode_stacks() has computed. `before`: those shared with the previous sequence of
-     * the batch; `after`: those shared with the next sequence. */
+    /* Splits of this sequence that decode_stacks() has computed: `before` has those shared with the previous sequence
+     * of the batch, `after` those shared with the next sequence. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {

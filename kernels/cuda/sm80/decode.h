@@ -1,8 +1,8 @@
 /* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may have long sequences and sequences of
- * few rows. A kernel for long sequences runs first and skips sequences of few rows (cuda_chip::decode_rows); then
- * decode.cu computes the skipped sequences.
+ * few rows (queries times heads of a group). A kernel for long sequences runs first and skips sequences of few rows
+ * (cuda_chip::decode_rows); then decode.cu computes the skipped sequences.
  *
- * Such a kernel has a second row in cuda_kernels[], with the same features:
+ * A kernel that leaves sequences to decode.cu has a second row in cuda_kernels[], with the same features:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H

@@ -48,9 +48,9 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
  * several blocks share the columns. */
 template <int D> constexpr int columns_of = D < COMBINE_THREADS ? D : (int)COMBINE_THREADS;
 
-/* Computes a row of the forward, key by key, for the columns of out from column0 on. It is forward_row() of rows.cuh
- * for a whole block. A thread has every 256th channel of q and k, and one channel of v. The function does not call
- * functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
+/* Computes a row of the forward, key by key, for the columns of out from column0 on. A whole block does what a warp
+ * does in forward_row() of rows.cuh. A thread has every 256th channel of q and k, and one channel of v. The function
+ * does not call functions of rows.cuh, because a kernel that calls a function needs a stack and starts later. */
 template <int D>
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, int column0,
                                  double (&parts)[COMBINE_WARPS])
@@ -70,8 +70,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* In the first round `unit` is 1. If a sum overflows, a second round computes all sums again with a unit of
-     * 2^-40. */
+    /* The first round computes with a unit of 1. If a sum overflows, a second round computes all sums again with a unit
+     * of 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -119,12 +119,12 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
         ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
 }
 
-/* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
- * key/value head of a sequence. Each warp adds up every eighth split group; then the block adds up the warps, always in
- * the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z computes the columns
- * from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums overflow, are computed one
- * by one. A block of this kernel starts where a block of decode_splits() has ended, and must not need more
- * registers than that block. */
+/* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
+ * gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split group; then the block adds
+ * up the warps, always in the same order. A lane has neighbouring columns of out. Above head size 256, block blockIdx.z
+ * computes the columns from 256 blockIdx.z on, and block 0 writes lse. Rows of huge scores, and rows whose sums
+ * overflow, are computed one by one. A block of this kernel starts where a block of decode_splits() has ended, and must
+ * not need more registers than that block. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -265,8 +265,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
-         * rows */
+        /* combine_rows must be at least DECODE_ROWS / 32. A block of combine_splits() then has at most 32 rows, one for
+         * each bit of `repair`. */
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
@@ -284,12 +284,13 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* The largest number of devices for which struct once can remember that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: the kernel is not set up on the device; 1: it is; 2: it is, and programmatic dependent launch is possible */
+    /* 0: the kernel is not set up on the device; 1: it is set up; 2: it is set up, and programmatic dependent launch is
+     * possible */
     std::atomic<int> state[DEVICES];
 };
 
 /* Allows decode_splits() the shared memory that it needs. *overlap becomes true if the code was compiled for compute
- * capability 9.0: combine_splits() may then start before decode_splits() ends. */
+ * capability 9.0 or above; combine_splits() may then start before decode_splits() ends. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -309,7 +310,8 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-/* Launches combine_splits(), if a sequence has more than one split. overlap: see prepare(). */
+/* Launches combine_splits(), if a sequence has more than one split. `overlap` is what prepare() has set: true if
+ * combine_splits() may start before decode_splits() ends. */
 template <int D> cudaError_t launch_combine(const cuda_args &a, const launch_plan &y, bool overlap, cudaStream_t stream)
 {
     if (y.rows == 0) return cudaSuccess;
@@ -329,7 +331,7 @@ inline size_t workspace_of(const attn_geometry &g)
     return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-/* Tells the kernels where in the workspace partial results lie. */
+/* Sets the addresses in the workspace at which the kernels store and read partial results. */
 inline void place_partial_results(launch_plan &y, const attn_dims &d, void *workspace)
 {
     if (!y.rows) return;

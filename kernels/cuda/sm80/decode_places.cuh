@@ -6,11 +6,11 @@
 #include "decode.h"
 #include "tile.cuh"
 
-/* Says how blocks find their splits. The blocks of a key/value head are numbered; such a number is a slot. Not packed:
- * a batch row has one slot for each `splits_per_block` of its splits. With stacks (decode_stacks()), a batch row has
- * `walkers` slots, and each slot takes every `walkers`-th of the splits that decode_stacks() has not computed. Packed:
- * sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots as it needs, so a
- * block finds its sequence by bisection; some slots have no work. */
+/* Says how blocks find their splits. The blocks of a key/value head are numbered; the number of a block is its slot. In
+ * a problem that is not packed, a batch row has one slot for every `splits_per_block` splits. With stacks
+ * (decode_stacks()), a batch row has `walkers` slots, and each slot takes every `walkers`-th of the splits that
+ * decode_stacks() has not computed. In a packed problem, sequence b has the slots from cu_k[b] / unit + extra * b on. A
+ * block finds its sequence by bisection. A sequence may have more slots than it needs, so some blocks have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of slots (blocks) of each batch row and key/value head */
@@ -21,8 +21,8 @@ struct decode_plan {
     /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
      * walkers, B) */
     bool few;
-    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; only with
-     * `few` */
+    /* true: the stream's previous kernel writes nothing that this kernel reads, except the workspace; `ahead` is true
+     * only if `few` is true */
     bool ahead;
     bool float8;     /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool wide_heads; /* true: D or Dv is above 256 */
@@ -55,11 +55,11 @@ const int SPLIT_ALIGN = 128;
  * rows. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 
-/* Returns the number of keys of a split. A split must be long enough that partial results take little time, and short
- * enough that every multiprocessor is busy to the end; sixteen splits of each of eight key/value heads fill a GPU.
- * Splits are longer where a block has more rows (`wide`), whose partial results are larger. Float8 splits of long
- * sequences are longer, because reading their keys takes half as long. Splits of wide heads (above 256) are shorter,
- * because their keys are larger. */
+/* Returns the number of keys of a split. A split must be long enough that writing and combining partial results takes
+ * little time. It must be short enough that all multiprocessors are busy to the end: eight key/value heads with sixteen
+ * splits each fill a GPU. Splits are longer where a block has more rows (`wide`), whose partial results are larger.
+ * Float8 splits of long sequences are longer, because reading their keys takes half as long. Splits of wide heads
+ * (above 256) are shorter, because their keys are larger. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
     const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
@@ -83,17 +83,17 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys, which is enough: n splits
- * (n > 1) are of at least n * 64 keys for up to 16 rows, and of at least n * 256 for up to 64 rows (see
- * split_keys()). */
+/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. This is enough: a
+ * sequence with n splits (n > 1) has at least n * 64 keys if it has up to 16 rows, and at least n * 256 keys if it has
+ * 17 to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
 /* What a block knows of its work: one key/value head of a sequence, and the query heads that share it. */
 struct group_place {
     head_args x; /* arguments of scores for the first query head of the group */
     int rows;    /* rows (queries times heads of the group); 0: another kernel computes this sequence */
-    /* keys first to last - 1 are seen by at least one row; a split has `length` keys; the keys have `splits` splits, at
-     * least 1 */
+    /* no row sees a key outside first to last - 1; these keys are divided into `splits` (at least 1) splits of `length`
+     * keys */
     int first, last, length, splits;
     /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
      * so on */
@@ -150,10 +150,11 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
- * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys).
- * If a split lies wholly in those pages, begins and ends at the same keys for both, and no row's causal or window
- * limit cuts it, the sequences differ only in their queries. decode_stacks() then reads the split's keys once for
- * all of them. Which sequences are computed together changes only the time, and no bit of a row. */
+ * Neighbouring sequences of a batch have their first keys in the same pages if their KV caches are forks of one cache
+ * (attn_problem::prefix_keys). They share a split if it lies wholly in those pages, begins and ends at the same keys in
+ * each sequence, and no row's causal or window limit cuts it. For a shared split the sequences differ only in their
+ * queries, and decode_stacks() reads the split's keys once for all of them. Which sequences are computed together
+ * changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }
@@ -189,7 +190,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));

@@ -1,6 +1,6 @@
 /* decode_wide.cu: decoding with head sizes above 256. decode.cu explains the design: splits of the keys, one block
- * each, and combine_splits(). Results of splits are added up in the same order as those of other heads. Splits
- * have at most 512 keys, so that one long sequence with one key/value head fills a GPU.
+ * each, and combine_splits(). Results of splits are added up in the same order as for smaller head sizes. Splits have
+ * at most 512 keys, so that one long sequence with one key/value head fills a GPU.
  *
  * The sums O of 16 rows and all columns do not fit in one warp's registers, so the warps of a block share the channels
  * and not the keys. A block has a warp for every WARP_CHANNELS channels: four warps up to head size 512, eight above.

@@ -1,10 +1,11 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
- * capability 8.0 on whose blocks may have the shared memory (covers()).
+ * capability 8.0 on whose blocks can have enough shared memory (plan()).
  *
- * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). Numbers
- * are pairs of float16, and three products make one (split.cuh). A block owns BN keys of one key/value head; K and V
- * stay in shared memory, and the block visits the queries that see them in tiles of BM, for every head of the group.
- * A warp owns 16 keys. A query tile is one round:
+ * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). A float32
+ * number is stored as a pair of float16, and three float16 products make one float32 product (split.cuh). A block owns
+ * BN keys of one key/value head, whose K and V stay in shared memory. For every query head of the group, the block
+ * visits the queries that see these keys, in tiles of BM. A warp owns 16 keys. Each query tile is one round of the
+ * block's loop:
  *
  *     wait Q, dO, lse, delta
  *     S^T = K Q^T       P^T = exp(S^T - lse)              P^T stays in registers as an A operand
@@ -15,19 +16,19 @@
  *     dQ = dS K         added to float32 sums in global memory
  *
  * Shared memory has only one buffer for Q and dO, which are loaded while dQ is computed. A second buffer would not fit
- * beside K and V, because a number takes 32 bits.
+ * beside K and V, because each number takes 32 bits.
  *
  * Registers hold 2^15 P instead of P, so that small probabilities stay within float16's range. The size of dS is not
- * known beforehand. A power of two, by which dS is multiplied, brings the upper bound on |dS|,
+ * known beforehand, so dS is multiplied by a power of two. The power brings the upper bound on |dS|,
  *
  *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (|x|: the largest norm of a row of the tile)
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` no block
- * adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP again,
- * so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128 leave no
- * registers for both dK and dV: each of two launches computes one (S is computed twice).
+ * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
+ * again, so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128
+ * leave no registers for both dK and dV: each of two launches computes one (S is computed twice).
  *
  *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse without gaps
  *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
@@ -46,7 +47,7 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* The forward kernel for float32. This row of the kernel table is defined in f32_forward.cu. */
+/* The row of the kernel table for the forward in float32; f32_forward.cu defines it. */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
@@ -79,8 +80,8 @@ enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* Each float32 number of K is stored as two float16 numbers, a high and a low half: first all high halves (plane
-     * hi), behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
+    /* Each float32 number of K is stored as two float16 numbers, a high and a low half. The array has all high halves
+     * (plane hi), and behind them all low halves (plane lo). V, Q, dO and dS are stored in the same way. */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
@@ -192,9 +193,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A round of the block's loop visits one tile of queries: first the tiles first to first + tiles - 1 of query head h,
- * then the tiles of the same numbers of head h + 1, and so on. With options, a list says which rounds have a visible
- * pair; the block skips the other rounds. */
+/* A round of the block's loop visits one tile of queries. The loop visits tiles first to first + tiles - 1 of query
+ * head h, then the tiles with the same numbers of head h + 1, and so on. With options, a list says which rounds have a
+ * visible pair, and the block skips all other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* number of rows of dk to write; rows behind seqlens_k are written as zeros */
+    /* number of rows of dk to write; rows at or past the length in seqlens_k are written as zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* tiles of V are numbered like tiles of K, so this number is right for both */
+    /* tiles of V are numbered like tiles of K, so k_tile is also the index of the tile of V */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* Apply masks and options. Element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2
          * (lane % 4) + e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c > 0, because 0 times a score of -inf would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c must not be 0, because 0 * -inf would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* dS = P (dP - delta), stored times 2^exponent, which keeps dS within float16's range */
+            /* dS = P (dP - delta). It is stored multiplied by 2^exponent, so that it fits float16's range. */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
@@ -424,8 +425,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout);
- * and, where out and lse are not given, out, lse and the workspace of the forward that computes them. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
+ * If out and lse are not given, out, lse and the workspace of the recomputed forward follow. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -441,7 +442,8 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace for the forward, if it runs. */
+/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace that the recomputed forward needs; 0 if out
+ * and lse are given. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;

@@ -16,8 +16,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns in the order in
- * which the lanes of a warp have them ([4][32 lanes]); the blocks of 16 rows follow each other. */
+/* Returns the address of a query tile's float32 sums of dQ. The sums are blocks of 16 rows x 8 columns. A block is
+ * stored in the order in which the lanes of a warp hold it ([4][32 lanes]). The blocks of 16 rows follow each other. */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
@@ -65,9 +65,9 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns P of a pair, times 2^P_BITS like the argument p. Where a row sees only one key, and its score differs from
- * lse only by rounding, P is exactly 1. `slack` is e to the power of one_key_slack(lse) for a row that sees one key,
- * and 0 for any other row. */
+/* Returns P of a pair, multiplied by 2^P_BITS like the argument p. If the query sees only one key, whose score differs
+ * from lse only by rounding, P is exactly 1. `slack` is e to the power of one_key_slack(lse) for a row that sees one
+ * key, and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
@@ -84,8 +84,8 @@ DEVICE int exponent_for(float bound)
 /* ---- The kernel that computes dQ from its sums ------------------------------------------------------------------- */
 
 /* Returns whether the tile of queries from query i0 on is wide, or sees a wide tile of k or v. The float32 numbers of a
- * tile (128 rows) are stored as float16 numbers with one exponent for the whole tile. A tile is wide if the numbers of
- * some row are all too small for this exponent (split.cuh). All threads of the block must call this. */
+ * tile (128 rows) are stored as float16 numbers that share one exponent. A tile is wide if it has a row whose numbers
+ * are all too small for this exponent (split.cuh). All threads of the block must call this. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);

@@ -1,10 +1,10 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
  * capability 8.0 on.
  *
- * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). Numbers are pairs of float16, and
- * three products of float16 make one product: split.cuh explains this and its error, which is about that of float32
- * itself. A kernel that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P
- * is split in registers; softmax, O and lse are float32.
+ * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). A float32 number is stored as a pair
+ * of float16, and three float16 products make one float32 product. split.cuh explains this method; its error is about
+ * as large as that of float32 itself. A kernel that runs first splits K and V; each block splits its Q. S = Q K^T and P
+ * V are products of pairs; P is split in registers; softmax, O and lse are float32.
  *
  * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
@@ -41,8 +41,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half: first all high halves (plane
-     * hi), behind them all low halves (plane lo). K and V are stored in the same way. */
+    /* Each float32 number of Q is stored as two float16 numbers, a high and a low half. The array has all high halves
+     * (plane hi), and behind them all low halves (plane lo). K and V are stored in the same way. */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -67,7 +67,7 @@ struct forward_planes {
 
 /* Splits the block's rows of Q into high and low float16 halves (planes hi and lo) in shared memory. All BM rows are
  * multiplied by one power of two, 1 / q_unit. score_bound times the largest number of K bounds all scores. If Q is wide
- * (has rows of small numbers, split.cuh), score_bound is 16 times larger than it need be. */
+ * (has rows of small numbers, split.cuh), score_bound is 16 times larger than necessary. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -93,8 +93,8 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 
 /* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is above 0 only
  * for tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With
- * options, P is multiplied by 2^(P_BITS - shift) at the end: added to the exponent of a huge score, P_BITS - shift
- * would be lost. */
+ * options, P is multiplied by 2^(P_BITS - shift) at the end, because P_BITS - shift would be lost to rounding if it
+ * were added to the exponent of a huge score. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -104,7 +104,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
         /* m is the maximum in base 2. The factor c converts scores to base 2; with options it is 1, because in_base_2()
          * has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles free_first to free_last - 1, so these tiles need no test for causal or window. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* numbers of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
+    /* indices of the head's first tile of K and of V (32 bits suffice, because 2^31 tiles would have 2^46 bytes) */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V, which has been split into high and low float16 halves. */
@@ -234,8 +234,8 @@ again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* This factor converts a score in S to base 2, if it is multiplied by the unit of K's tile
-                 * (2^-exponent). */
+                /* scale_log2 times the unit of K's tile (2^-exponent) is the factor that converts a score in S to base
+                 * 2. */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
@@ -244,9 +244,9 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tiles cannot compute scores above 2^22, which they round so coarsely that P would exceed float16's range. If
-         * a tile of K or Q is wide (has rows of small numbers, split.cuh), the limit is 16 times lower, to keep the
-         * absolute error of scores small. For Q the factor of 16 is in score_bound. */
+        /* Tensor cores cannot compute scores above 2^22: these would be rounded so coarsely that P could exceed
+         * float16's range. If a tile of K or Q is wide (has rows of small numbers, split.cuh), the limit is 16 times
+         * lower, to keep the absolute error of scores small. For Q the factor of 16 is in score_bound. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* If a tile of V has smaller numbers than the tiles visited earlier, P of this tile is divided by 2^shift, so
          * that O need not be multiplied. In most problems all tiles of V have one exponent, and shift is 0. */
@@ -264,8 +264,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if some row of this warp sees some key of the tile. Always true in a warp with two 16-row blocks, which
-         * has no registers for the test. */
+        /* True if some row of this warp sees some key of the tile. A warp with two 16-row blocks has no registers for
+         * the test, and always gets true. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -279,7 +279,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* c is never 0, because 0 times a score of -inf would be NaN */
+            /* c must not be 0, because 0 times a score of -inf would be NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -347,7 +347,7 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        /* a sum l of NaN makes the code below compute all rows one by one */
+        /* a sum l of NaN makes the code below compute all rows of the block one by one */
         if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);

@@ -1,9 +1,10 @@
-/* f32_split.cu: converts float32 tensors to planes: two float16 numbers, hi and lo, for each float32 (split.cuh).
+/* f32_split.cu: converts each float32 number of tensors to two float16 numbers, hi and lo, which are stored in two
+ * arrays, the planes (split.cuh).
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
  * Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors of a
- * problem. Keys and values in pages have a variant of their own, because looking up pages takes registers: one block
- * less fits on a multiprocessor. */
+ * problem. Keys and values in pages have a variant of their own. Looking up pages takes registers, so one block fewer
+ * fits on a multiprocessor. */
 #include "split.cuh"
 
 namespace {
@@ -38,8 +39,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* A packed problem's grid may have more tiles than the sequence has rows; nothing to do for a tile behind the
-     * sequence's end. */
+    /* In a packed problem, the grid may have more tiles than the sequence needs. A tile that lies behind the sequence's
+     * end has no rows to split. */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
@@ -93,7 +94,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* the tensors of a call are either all packed or all not packed, so the first one decides */
+    /* the tensors of a call are either all packed or all not packed, so planes[0] tells whether all of them are */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

@@ -5,10 +5,10 @@
  * elements. A lane therefore gets two neighbouring float8 in place of one element, and the order of channels within
  * a product changes:
  *
- *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2
- *          t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
- *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
- *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
+ *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction expects 2 t, 2 t + 1, 2 t + 8,
+ *          2 t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
+ *   P V    A lane has channels 2 n and 2 n + 1 of two keys. Even channels form one block of eight columns, and odd
+ *          channels another. A lane's accumulators are therefore channels 4 t .. 4 t + 3 of 16: four_channels().
  *
  * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V is
  * therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a power of two
@@ -25,8 +25,8 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
     low = halves_of_e4m3<0>(bytes);
     high = halves_of_e4m3<1>(bytes);
 #else
-    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 too small, because the
-     * exponent of float8 has bias 7, and that of float16 has bias 15. */
+    /* A float8 in the upper byte of 16 bits, shifted right by one bit, is a float16 that is 2^8 times too small. The
+     * exponent of float8 has bias 7, and the exponent of float16 has bias 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* times 2^8 */) | (nan - (nan >> 15));
@@ -48,8 +48,7 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
 }
 
 /* Returns where two channels of Q are stored, in the order of channels in which float8 keys reach a lane. 16 channels
- * of a row are eight words of two channels. The result is the number of the word that holds channels 2 w and 2 w +
- * 1. */
+ * of a row are eight words of two channels. The result is the index of the word that holds channels 2 w and 2 w + 1. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

@@ -16,9 +16,9 @@
  * c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
  * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
- * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every
- * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that do not consist of aligned
- * 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
+ * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score
+ * by the functions of args.cuh. A row without visible keys gets an out of 0 and an lse of -inf. Rows that do not
+ * consist of aligned 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
  *
  * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
  * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known,
-     * so that the copies run while the rest is computed. */
+    /* Begin to load Q as soon as the block's rows are known, and the last tile of keys as soon as its number is known.
+     * The copies then run while the rest is computed. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); unset in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* for D = 128 `across` is kept in a register: computing it again for each fragment was 3 % slower on an H200 */
+    /* for D = 128 `across` is kept in a register, because computing it again for each fragment was 3 % slower on an
+     * H200 */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
@@ -278,8 +279,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options. It
- * visits only tiles that contain such a row. */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options.
+ * The kernel visits only tiles that contain a row with huge scores. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

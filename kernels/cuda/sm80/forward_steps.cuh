@@ -3,7 +3,8 @@
  *
  * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
  * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
- * `rows` are fragments: of a block of 16 rows, row r lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in their half r / 8. */
+ * `rows` are fragments: row r of a block of 16 rows lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in half r / 8 of each
+ * lane's numbers. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -22,8 +23,8 @@ template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of rows that have seen no key yet. The maximum m is the sink's score, or -inf without a sink. The
- * argument l is the sink's share of the row's sum in one lane of each row, and 0 in the row's other lanes. */
+/* Sets the state of rows that have seen no key yet. The maximum m is the sink's score, or -inf without a sink. The sum
+ * l begins with the sink's share in one of the row's four lanes, and with 0 in the other lanes. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -68,7 +69,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
@@ -94,8 +95,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Sets P to 0 for the pairs that dropout drops. The factor 1 / (1 - dropout_p) is applied at the end, because P times
- * the factor might exceed the range of 16-bit numbers. `head` is b * H + h. */
+/* Sets P to 0 for the pairs that dropout drops. Dropout's factor 1 / (1 - dropout_p) is applied at the end to out,
+ * because P times the factor might exceed the range of 16-bit numbers. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)

@@ -1,5 +1,5 @@
-/* observe.cu: an observe (which keys the queries attend to; attention.h, attn_observe), on tensor cores by mma.sync,
- * for any GPU from compute capability 8.0 on.
+/* observe.cu: computes an observe (the operation that reports which keys the queries attend to; see attn_observe in
+ * attention.h) on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
  *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
@@ -13,14 +13,14 @@
  * A pass after `finish` has P = exp2(z - base) * inverse.
  *
  * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
- * take_given_lse does what `finish` does. Scores that tiles cannot compute then make elements of these outputs NaN or
- * infinite, and simple/observe.cu computes such elements again.
+ * take_given_lse does what `finish` does. In that case, scores that tensor cores cannot compute make elements of these
+ * outputs NaN or infinite, and simple/observe.cu computes these elements again.
  *
  * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
  *
- * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
- * `finish` marks such rows as strange, and later passes leave out their P. simple/observe.cu computes strange rows:
- * their own results after `finish`, and at the end what they add to key_mass, map and weights. */
+ * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more. The
+ * pass `finish` marks these rows as strange, and later passes leave out the P of strange rows. simple/observe.cu
+ * computes strange rows: after `finish` their own results, and at the end their part of key_mass, map and weights. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
@@ -36,7 +36,8 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    /* which numbers each part of a row has: 0: the maximum; 1: maximum and l; 2: maximum, l and e (observed_parts) */
+    /* the numbers that each part of a row has: 0: the maximum; 1: the maximum and l; 2: the maximum, l and e
+     * (observed_parts) */
     int sums;
 };
 
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (a.rows_found) *a.rows_found = 1;
 }
 
-/* Adds up the sums of a cell of the output map over the strips (rows of a warp), in order. One thread adds up one
- * cell. */
+/* Adds up the partial sums of a cell of the output map in order: each strip (the rows of one warp) has one partial sum.
+ * One thread adds up one cell. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
                int64_t count)
@@ -151,7 +152,8 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* Returns how many blocks share a tile, where a launch has `tiles` tiles and at most `most` blocks can share one. */
+/* Returns how many blocks share the work on a tile. The launch has `tiles` tiles, and at most `most` blocks can share
+ * one. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -194,8 +196,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. Then no pass over the
- * rows is necessary, because the pass would only compute lse. */
+/* Returns whether the client gave lse and lse determines all probabilities that the outputs need. In that case no pass
+ * over the rows is necessary, because it would only compute lse. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
@@ -211,8 +213,8 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of each pass: over the rows, for key_mass, for top_keys, and over the region (selected queries and
- * keys) for weights and map. */
+/* Estimated seconds of each pass (kernel): the passes over the rows, for key_mass, for top_keys, and over the region
+ * (selected queries and keys) for weights and map. */
 struct pass_seconds {
     double rows, mass, top, region;
 };

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys,
- * so that the number of thread blocks that share a row changes no bit of the sums. */
+/* Number of keys of a chunk. The sums of a row are made chunk by chunk, and the chunks are added in the order of keys.
+ * The number of thread blocks that share a row therefore changes no bit of the sums. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows over some of the keys (a part). Part n of row r = lse_at() is part[n * rows + r]. */
@@ -36,9 +36,9 @@ struct observed_cells {
     bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function observe_..._pass() launches one kernel of an observe. It computes the tiles of share number chip->share
- * of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l
- * and e (observed_parts). */
+/* Each function observe_..._pass() launches one kernel of an observe. The launch computes the tiles of share number
+ * chip->share of chip->shares. `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and
+ * the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -48,8 +48,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The kernels that each family of kernels (sm80, sm90) has of its own. block_rows: number of rows of a block of the
- * kernel rows(). others: the kernels that all families share take at most `others` times tile_seconds(). */
+/* The kernels of an observe that each family of kernels (sm80, sm90) provides itself. block_rows: number of rows of a
+ * block of the kernel rows(). others: all other kernels, which the families share, take at most `others` times
+ * tile_seconds(). */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

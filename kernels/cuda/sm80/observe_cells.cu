@@ -1,5 +1,6 @@
-/* observe_cells.cu: an observe's pass over the region (the queries and keys that the request selects), on tensor cores.
- * It computes weights, or sums for map, which has the sum of P of each cell of a grid over the region.
+/* observe_cells.cu: the pass of an observe over the region (the queries and keys that the request selects), on tensor
+ * cores. The pass computes the output weights, or partial sums for the output map. The map divides the region into a
+ * grid of cells, and has the sum of P of each cell.
  *
  * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. For each row u and
  * column v of the map, the warp adds up P over the strip's queries in row u and the keys in column v, and stores the
@@ -7,7 +8,7 @@
  *
  * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
  * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
- * keeps the sum of the n-th row of the map that the strip has, until the column ends.
+ * keeps the sum of the n-th of the map's rows in which the strip has queries, until the column of the map ends.
  *
  * Where columns are narrow, a tile has many runs. The warp then writes P to shared memory. Each lane adds up the runs
  * of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored at
@@ -32,7 +33,7 @@ template <int D, bool SCORE_MODS> struct shared {
     }
 };
 
-/* The widest columns of a map, in keys, whose cells are computed through shared memory. */
+/* Cells of a map are computed through shared memory if the map's columns are at most this many keys wide. */
 const int NARROW = 32;
 
 /* Divides `size` rows (or keys) into `cells` cells. Returns the first row (or key) of cell `cell`; if the cell is
@@ -82,7 +83,8 @@ struct strip_rows {
         count = u = begin = end = 0;
         if (r0 >= r1) return;
         const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
-        const bool single = cells > size; /* true: a row of the map has at most one query, and some rows have none */
+        const bool single = cells > size; /* true: the map has more rows than the region has queries, so each row has
+                                           * at most one query, and some rows have none */
         count = single ? r1 - r0 : last - first + 1;
         u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
         begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
@@ -146,7 +148,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
 }
 
 /* Returns the sum over rows [begin, end) of run number `run` of a tile (a run: the keys that lie in one column of the
- * map). `lines` are the warp's lines, `pitch` numbers apart. */
+ * map). `lines` has one line for each query of the warp, with the sums of the query's runs; lines are `pitch` numbers
+ * apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
     float sum = 0;
@@ -241,8 +244,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the n-th of the map's rows in which the strip (the rows of the warp) has queries; `open` is the sum,
-     * so far, of that row's cell in the current column */
+    /* Some rows of the map have queries of the strip (the rows of the warp); lane n holds the n-th of these rows.
+     * `open` is the sum so far of this row's cell in the current column of the map. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

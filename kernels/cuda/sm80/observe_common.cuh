@@ -1,6 +1,6 @@
-/* observe_common.cuh: code that the kernels of an observe by mma.sync (sm80/) share with those by wgmma
- * (sm90/observe/). It launches kernels, and merges the sums (m, l, e) of a row over some keys with those over other
- * keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
+/* observe_common.cuh: code that the kernels of an observe with mma.sync (sm80/) share with those with wgmma
+ * (sm90/observe/). The code launches kernels, and merges the sums (m, l, e) of a row over some keys with those over
+ * other keys (observed_parts in observe.h). Before this file, include a file that defines exp2_fast() and max_or_nan():
  * sm80/ptx.cuh or sm90/observe/ptx.cuh. */
 #ifndef ATTN_SM80_OBSERVE_COMMON_CUH
 #define ATTN_SM80_OBSERVE_COMMON_CUH
@@ -12,8 +12,8 @@ namespace {
 
 /* ---- Adding up the sums of a row --------------------------------------------------------------------------------- */
 
-/* Returns the sums l (x) and e (y) of a part of a row, converted from the part's own maximum to a new one. by: the
- * part's own maximum minus the new one, in base 2. */
+/* Returns the sums l (x) and e (y) of a part of a row, converted from the part's own maximum to a new one. `by` is the
+ * part's own maximum minus the new maximum, in base 2. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -78,8 +78,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* Returns the tile of a block; *number becomes the block's number among the blocks that share the tile. The last tiles
- * come first, because they take longest under a causal mask. */
+/* Returns the tile of a block. *number becomes the block's number among the blocks that share this tile. The first
+ * blocks get the last tiles, because under a causal mask the last tiles take longest. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);

@@ -1,6 +1,7 @@
-/* observe_rows.cu: an observe's pass over the rows, on tensor cores: each row's largest score m, l = sum exp2(z - m)
- * and e = sum exp2(z - m) (z - m). Where only maxima are wanted, no exponential is computed. A second kernel finds
- * the largest scores of each row (top_keys).
+/* observe_rows.cu: the pass over the rows of an observe (the operation that reports which keys the queries attend to),
+ * on tensor cores. The pass computes each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m).
+ * Where only maxima are wanted, no exponential is computed. A second kernel finds the largest scores of each row
+ * (top_keys).
  *
  * Each lane has its own m, l and e for the keys that it has of a row, so the loop needs no other lane. m may be up to
  * 8 (base 2) below the lane's maximum, so that l and e are rescaled once or twice. At the end of a chunk of keys the
@@ -39,7 +40,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        /* m is -inf until the row has seen a key; -inf - -inf would be NaN, so 0 replaces it */
+        /* m is -inf until the row has seen a key; 0 then replaces m, because -inf - -inf would be NaN */
         const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)

@@ -76,8 +76,8 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
 }
 
 /* For tiles `tile`, next(tile), ... below `end`, calls visit(S, tile, after, stage): S has the scores of the tile,
- * `after` is the number of the next tile, and `stage` that of the tile's buffer. load(to, tile) begins to copy a tile;
- * arrive() waits for the copy and is a barrier of the block. */
+ * `after` is the index of the next tile, and `stage` is the index of the tile's buffer. load(to, tile) begins to copy a
+ * tile; arrive() waits for the copy and is a barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -116,8 +116,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* Applies options to the scores S. Without options it only sets scores to -inf that causal, window and lengths hide.
- * The block's own rows must be queries, from q0 on. */
+/* Applies options to the scores S. Without options it only sets to -inf the scores that causal, window and lengths
+ * hide. The block's own rows must be queries, from q0 on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)
@@ -140,8 +140,8 @@ template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, floa
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);
 }
 
-/* The tiles of keys that a block's queries [q0, q1) see: at least one query sees tiles [first, last), and all queries
- * see all keys of tiles [free_first, free_last), which need no causal or window test. */
+/* The tiles of keys that a block's queries [q0, q1) see. Each of tiles [first, last) has a key that at least one query
+ * sees. All queries see all keys of tiles [free_first, free_last), which therefore need no causal or window test. */
 struct key_range {
     int first, last, free_first, free_last;
 };

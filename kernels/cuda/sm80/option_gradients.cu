@@ -1,5 +1,6 @@
 /* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for inputs of 16 bits and head dims up to
- * 256. The kernel runs after the kernels of dq, dk and dv, in every family, and computes once more, tile by tile:
+ * 256. The kernel runs after the kernels of dq, dk and dv, in every family of kernels (sm80, sm90). It computes once
+ * more, tile by tile:
  *
  *     S = Q K^T       dP = dO V^T       P = exp(S with all options - lse)       dZ = P (dP - delta)
  *
@@ -50,18 +51,19 @@ enum {
 /* The work of one launch: the pairs that its blocks visit, and where it writes sums. */
 struct work {
     saved s;
-    attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets those of each block */
+    attn_view to; /* where the launch writes its sums: dbias, or the workspace, which gets the sums of each block
+                   * separately */
     /* number of elements in `to` from the sums of one block to those of the next block that shares the tile */
     int64_t part_elements;
-    int batches, heads;     /* how many batch rows, and how many heads, an element of dbias is a sum over */
+    int batches, heads;     /* an element of dbias is a sum over this many batch rows, and over this many heads */
     int q_tiles, key_tiles; /* number of tiles of queries, and of keys, of one head */
     int parts;              /* number of blocks that share the terms of each element of dbias */
     /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
     bool given;      /* true: the client gave out and lse; false: they are recomputed */
-    /* true: elements 2 n and 2 n + 1 of each row of the bias (or of dbias) are aligned, so that one instruction can
-     * read (or write) both */
+    /* true: one instruction can read elements 2 n and 2 n + 1 of a row of the bias (or write those of a row of dbias),
+     * because they are aligned */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -84,8 +86,8 @@ template <sum_kind KIND> struct visits {
         return { b + term / heads, h + term % heads, KIND == OVER_QUERIES ? tile * SIDE : i0, j0 };
     }
 
-    /* Returns the first tile from number n on in which causal, window and lengths leave a pair visible; `end` if there
-     * is none. */
+    /* Returns the index of the first tile, from tile n on, that has a pair which causal, window and lengths leave
+     * visible; `end` if there is none. */
     DEVICE int visible_from(const attn_geometry &g, int n) const
     {
         const auto is_visible = [&](const pair_tile_place &at) {
@@ -135,9 +137,9 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Loading chunks to shared memory ----------------------------------------------------------------------------- */
 
-/* The chunks in shared memory. If work.resident is true, all chunks of Q and dO come first, then STAGES stages with a
- * chunk of K or V each. Otherwise there are only the stages, and each also has a chunk of Q or dO behind that of K or
- * V. */
+/* The chunks in shared memory. A stage is a buffer for chunks. If work.resident is true, all chunks of Q and dO come
+ * first; STAGES stages follow, each with a chunk of K or V. Otherwise there are only the stages, each with a chunk of K
+ * or V, and behind it a chunk of Q or dO. */
 struct chunks {
     uint16_t *memory;
     /* of_qk: number of chunks of Q (and of K) that a tile has; all: number of chunks of Q and dO together */
@@ -175,7 +177,7 @@ DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunk
                  of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
 }
 
-/* The chunk that the block loads next: number `chunk` of tile n. */
+/* The next chunk that the block loads: chunk number `chunk` of tile n. */
 template <sum_kind KIND> struct load_cursor {
     int n, chunk;
 
@@ -189,7 +191,7 @@ template <sum_kind KIND> struct load_cursor {
         }
         cp_async_commit();
     }
-    /* Begins to load tile n: its first chunks, to the first stages. */
+    /* Begins to load the first chunks of tile n into the first stages (buffers). */
     DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
     {
         n = first, chunk = 0;
@@ -209,8 +211,8 @@ struct warp_pairs {
 typedef float pair_numbers[MT][NT][4];
 typedef float row_numbers[MT][2];
 
-/* Calls visit(mt, half, i) for each query i of the lane: row `half` of the two rows that the lane has of the warp's
- * block mt. */
+/* Calls visit(mt, half, i) for each query i of the lane. The lane has two rows of each of the warp's blocks; query i is
+ * row `half` of block mt. */
 template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
 {
 #pragma unroll
@@ -268,9 +270,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. Such a block adds up dZ over heads and batch rows.
- * All of them have the same bias, so the block needs one tile. Rows are 136 floats apart, so that a warp's accesses
- * have no bank conflict. */
+/* The tile of the bias, in base 2, for blocks of kind OVER_HEADS. A block of this kind adds up dZ over heads and batch
+ * rows that have the same bias, so the block needs only one tile of the bias. Rows are 136 floats apart, so that a
+ * warp's accesses have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -463,7 +465,7 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* If lse is not NaN, P must not be NaN: compute such a P again from the rows of q and k. */
+        /* If P is NaN although lse is not, compute P again from the rows of q and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -555,7 +557,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* if out and lse were given, far_of_row() reads no sum but dz_far */
+                if (GIVEN) continue; /* if out and lse were given, far_of_row() reads only the sum dz_far */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -563,7 +565,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* The sums of a query are divided among four lanes of each of two warps; adds them up. Writes the query's sum of dZ
+/* Adds up the sums of each query, which are divided among four lanes of each of two warps. Writes the query's sum of dZ
  * times distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
@@ -710,7 +712,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Several blocks (parts) have made sums of each element of dbias. Adds up the sums of parts 0 to parts - 1, in
+/* For each element of dbias, several blocks have written partial sums, numbered 0 to parts - 1. Adds up these sums in
  * order. */
 __global__ void __launch_bounds__(256)
     add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
@@ -728,10 +730,11 @@ __global__ void __launch_bounds__(256)
 /* How the elements of dbias are divided among launches and blocks. */
 struct division {
     sum_kind kind;
-    /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
-     * queries) */
+    /* cells: number of tiles of dbias; terms: number of tiles of dZ that are added up in a tile of dbias: batches *
+     * heads (for OVER_QUERIES: times the tiles of queries) */
     int64_t elements, cells, terms, batches, heads;
-    int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias (1 if they share it) */
+    int64_t nb, nh, nq; /* number of batch rows, heads and queries of dbias; a number is 1 if dbias is shared over
+                         * that axis */
     int parts;
 };
 

@@ -43,7 +43,7 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most N groups of this thread's copies have not arrived yet; these are the newest ones. */
+/* Waits for the copies of this thread that are in flight, except those of the newest N groups. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -61,8 +61,8 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Writes four zeros to global memory, at a 16-byte aligned address, by one store. The compiler would make two stores of
- * an assignment. */
+/* Writes four zeros to global memory, at a 16-byte aligned address, by one store instruction. For an assignment the
+ * compiler would use two. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
@@ -184,17 +184,19 @@ DEVICE float max_or_nan(float x, float y)
     return z;
 }
 
-/* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
+/* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Allows the stream's next kernel to start, as far as this block is concerned. When every block has called this, the
- * GPU starts that kernel, if it was launched as a programmatic dependent launch. */
+/* Tells the GPU that this block allows the stream's next kernel to start. When every block has called this function,
+ * the GPU starts the next kernel, if it was launched as a programmatic dependent launch. Before compute capability 9.0
+ * the function does nothing. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Waits until the stream's previous kernel has ended and its writes are visible. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. Before compute capability 9.0 the
+ * function does nothing. */
 DEVICE void wait_for_prerequisites()
 {
 #if __CUDA_ARCH__ >= 900

@@ -13,9 +13,9 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. They do if all
- * kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs is
- * wanted: simple.cu computes these, and adds up scores in another order. */
+/* Returns whether the tiles of the recomputed forward compute both parts (lse and rest) of a huge lse. The tiles do so
+ * if all kernels of the backward take scores from in_base_2(). They do not if dbias or dalibi_slopes of float32 inputs
+ * is wanted: simple.cu computes these gradients, and adds up scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -57,8 +57,7 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
 
 /* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. Returns this kernel, or NULL.
  * out is float32 where the kernel can write it, and otherwise has q's dtype. Kernels that leave some sequences to
- * decode.cu are not used, because the dtype of a sequence's out, and so its bits, would depend on the other sequences
- * of the batch. */
+ * decode.cu are not used: the dtype and the bits of a sequence's out would depend on the batch's other sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

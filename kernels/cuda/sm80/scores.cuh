@@ -103,7 +103,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets the scores of a row to -inf if their column is not in lo to hi - 1. Columns are counted from this lane's first
+/* Sets to -inf the scores of a row outside columns lo to hi - 1. Columns are counted from this lane's first
  * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
@@ -114,7 +114,7 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Sets the scores to -inf that causal, window and lengths hide. The rows of S are queries: `i` is the query of this
+/* Sets to -inf the scores that causal, window and lengths hide. The rows of S are queries: `i` is the query of this
  * lane's upper row, `key` the key of its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
@@ -123,7 +123,7 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Sets the scores to -inf that causal and window hide. The rows of S are keys. Query i sees keys [i + lo, i + hi) of
+/* Sets to -inf the scores that causal and window hide. The rows of S are keys. Query i sees keys [i + lo, i + hi) of
  * struct limits, so the queries with j - hi < i <= j - lo see key j. The argument `j` is this lane's upper row, `i` its
  * first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
@@ -145,7 +145,7 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* Returns `memory` as an array of 16 lines of LINE floats. */
+/* Returns a reference to `memory` as an array of 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
@@ -266,8 +266,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets scores to -inf for the pairs that causal and window hide, except in parts of the tile in which every pair is
- * visible. */
+/* Sets to -inf the scores of pairs that causal and window hide. The function does nothing in parts of the tile in which
+ * every pair is visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

@@ -1,4 +1,5 @@
-/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips all other tiles.
+/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips tiles whose pairs are
+ * all hidden.
  *
  *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
@@ -20,7 +21,7 @@ struct seen_tiles {
 };
 
 /* Returns whether a FlashMask leaves any of keys j0 to j1 - 1 visible to any of queries i0 to i1 - 1. The result may be
- * true although all their pairs are hidden, but is never false if one is visible. The whole warp calls it. */
+ * true although all these pairs are hidden, but is never false if one of them is visible. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -127,8 +128,8 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 }
 
 /* last_tile() and tile_below() visit tiles [first, last) of keys that a tile of queries sees, from the last to the
- * first. last_tile() makes the list of visible tiles, and returns the number behind the last visible tile. If LISTED is
- * false, there is no list, and all tiles are visited. */
+ * first. last_tile() makes the list of visible tiles, and returns the index of the last visible tile plus 1. If LISTED
+ * is false, there is no list, and all tiles are visited. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -7,24 +7,26 @@
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three products of float16 thus make one product of float32; the fourth, lo lo', is left out.
+ * Three products of float16 thus make one product of float32; the fourth product, lo lo', is left out.
  *
- * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and
- * half of the six that three bfloat16 parts need. float16 lacks range. Every 128 rows of a tensor (of one head of
- * one sequence: a tile) therefore share an exponent e, which brings the tile's largest number between 2^7 and 2^15.
- * e is a multiple of 8. Most tiles therefore have the same e, and the last bits of a row do not depend on its
- * neighbours in the tile.
+ * Three float16 products take half the time of three TF32 products, because TF32 has the same 11 bits at half the rate.
+ * They also take half the time of the six products that a sum of three bfloat16 numbers would need. float16 lacks
+ * range. Every 128 rows of one head of one sequence (a tile) therefore share an exponent e, which brings the tile's
+ * largest number between 2^7 and 2^15. e is a multiple of 8. Most tiles therefore have the same e, and the last bits of
+ * a row do not depend on the row's neighbours in the tile.
  *
- * Error of one factor: for numbers down to 2^-21 of the tile's largest number, at most 2^-22 and mostly 2^-23 of the
- * number itself; for smaller numbers, at most 2^-42 of the tile's largest number. Only rows of small numbers lose
- * accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`.
- * Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do
- * not make a tile wide, because their part of a gradient is smaller than that of other rows in the same proportion.
+ * The error of hi + lo: for numbers down to 2^-21 of the tile's largest number, it is at most 2^-22, and mostly 2^-23,
+ * of the number itself. For smaller numbers it is at most 2^-42 of the tile's largest number. Only rows of small
+ * numbers lose accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile
+ * `wide`. Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout,
+ * rows of small numbers do not make a tile wide, because such a row contributes less to a gradient in the same
+ * proportion.
  *
- * Error of the results against the reference in float64, as the largest error divided by the largest value (of lse:
- * the largest error), for inputs from N(0, 1), lengths 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6,
- * dq 1.9e-6, dk 1.5e-6, dv 1.3e-6. With q three times as large: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6.
- * Sums in float32 have about the same error. (One NVIDIA H200, 2026-11-20.)
+ * Errors of the results were measured against the float64 reference, for inputs from N(0, 1), lengths 1024 to 4096, D
+ * 64 to 256, causal and not. An error is the largest difference divided by the largest value; for lse it is the largest
+ * difference. The errors are: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6. With q three times as large they
+ * are: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6. Sums in float32 have about the same error. (One NVIDIA
+ * H200, 2026-11-20.)
  *
  * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
  * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
@@ -157,9 +159,9 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* Addresses of fragments. Piece c of row r of a tile lies at c ^ (r % 8). If the tile is 1024-byte aligned, the
- * address of pieces 2 n + c is that of pieces c exclusive-or 32 n. A lane thus keeps one address per tile, and row
- * offsets are constants.
+/* The functions below return addresses of fragments. Piece c (16 bytes) of row r of a tile lies at c ^ (r % 8). If the
+ * tile is 1024-byte aligned, the address of pieces 2 n + c is that of pieces c exclusive-or 32 n. A lane thus keeps one
+ * address per tile, and row offsets are constants.
  *
  *   by_16  lane l addresses row l % 16, piece l / 16                  A by rows, B by columns (trans)
  *   by_8   lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2   B by rows, A by columns (trans) */
@@ -179,9 +181,9 @@ DEVICE void opaque(uint32_t &x)
     asm volatile("" : "+r"(x));
 }
 
-/* S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared memory, of
- * A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the small
- * products (hi times lo) have a sum of their own. */
+/* Computes S = A B^T over D channels, for 16 MT rows of A and N rows of B. A and B are planes hi and lo in shared
+ * memory, of A_ROWS and N rows. Sums over D channels are long, and tensor cores truncate when they add. Therefore the
+ * small products (hi times lo) have a sum of their own. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -230,9 +232,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in shared
- * memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048 equals
- * (hi / 2048) lo'. */
+/* Computes sum += A B for 16 rows of B and PAIRS times 16 columns. A is in registers (LO = 1). B is planes hi and lo in
+ * shared memory, PLANE bytes apart, read by columns from address b on. One sum suffices for all products: hi lo' / 2048
+ * equals (hi / 2048) lo'. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)

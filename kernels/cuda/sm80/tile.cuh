@@ -116,22 +116,22 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Number of rows for which one entry of page_table is read, if the page size is a multiple of it (the rows then lie
-     * in one page). */
+    /* Number of rows in a chunk. If the page size is a multiple of CHUNK, a chunk lies in one page, and one entry of
+     * page_table is read for it. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
     /* this sequence's entries of page_table; where a tile lies in one page, `table` moves on to the entry of the next
      * tile's page */
     const int32_t *table;
-    /* address, in page 0, of this thread's piece of 16 bytes in slot (row of a page) threadIdx.x / PIECES */
+    /* address of this thread's piece of 16 bytes in row threadIdx.x / PIECES of page 0 */
     const char *data;
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that the next call should load; page, slot: the page of this row, and its row in
-         * the page, read ahead of time */
+        /* next: the tile that the next call should load begins with this row; page: page of row `next`; slot: its row
+         * in the page (both are read ahead of time) */
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
@@ -245,15 +245,15 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* clamping a window to `far` makes it fit in 32 bits; it changes no result, because lengths are below
-                   * 2^31 */
+                  /* clamping a window to `far` makes the window fit in 32 bits; this changes no result, because lengths
+                   * are below 2^31 */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x, but the compiler does not know that the result equals x. Therefore it computes values from the result
- * again, and does not keep what it has computed from x before in registers. */
+/* Returns x, but hides from the compiler that the result equals x. The compiler then computes values from the result
+ * again, instead of keeping in registers what it has computed from x before. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));

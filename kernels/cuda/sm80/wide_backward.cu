@@ -1,9 +1,10 @@
 /* wide_backward.cu: the backward of backward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
  * that do not grow with D or Dv.
  *
- * A block owns ROWS rows of one gradient, dq, dk or dv, and COLUMNS of its columns. It visits the tiles of TILE keys
- * (for dq) or of TILE queries of every head of the group (for dk and dv) that its rows see, in order. Shared memory has
- * two stages. While a product reads one stage, copies fill the other:
+ * A block owns ROWS rows of one gradient, dq, dk or dv, and COLUMNS of its columns. For dq, the block visits in order
+ * the tiles of TILE keys that its rows see. For dk and dv, it visits the tiles of TILE queries that see its rows, for
+ * every head of the group. Shared memory has two stages (buffers). While a product reads one stage, copies fill the
+ * other:
  *
  *           for each chunk of D                 for each chunk of Dv          then, with COLUMNS columns
  *     dq    S   += Q K^T      P  = exp(S - lse)    dP   += dO V^T    dS = P (dP - delta)      dq += dS K
@@ -12,8 +13,9 @@
  *
  * A warp keeps P in shared memory (park()) while dP takes the registers of S. Every block computes the S and dP that it
  * needs. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each,
- * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6
- * times. No sum crosses a block, so all gradients are deterministic.
+ * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). The three gradients together take 2.6 times as many multiplications as
+ * the usual five products at D = Dv = 512, and 4.6 times as many at 1024. No sum crosses a block, so all gradients are
+ * deterministic.
  *
  * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
 #include "kernels/cuda/common/kernels.h"
@@ -59,7 +61,7 @@ struct block_place {
     /* The rounds of the block's loop: from begin to end - 1. A round is one tile of keys (for dq), or one tile of
      * queries, head after head (for dk and dv). */
     int begin, end;
-    /* in blocks of dk and dv: the number of the first query tile of each head, and the number of its tiles */
+    /* in blocks of dk and dv: the index of the first query tile to visit in each head, and how many to visit */
     int first_tile, tiles;
     head_args head; /* numbers from which scores in head h are computed */
 };
@@ -112,7 +114,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* Return the tile that the block visits in round n: tile_row() its first row, head_of_round() its query head. */
+/* tile_row() returns the first row of the tile that the block visits in round n; head_of_round() returns the tile's
+ * query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -122,7 +125,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the next round (tile of keys or queries) after n that has a visible pair. */
+/* Returns the next round after n that has a visible pair. A round is one tile of keys or queries. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -145,8 +148,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to copy a chunk of columns of the tile of round n to shared memory: of q and k, or, if VALUES is true, of dout
- * and v. */
+/* Begins to copy a chunk of columns of the tile of round n to shared memory. If VALUES is true, the chunk is of dout
+ * and v, otherwise of q and k. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -386,8 +389,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
+ * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -442,8 +445,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. In the workspace, marks of rows for a later launch lie behind the memory that
- * begin_backward() uses. */
+/* Launches the kernels of one backward. The marks (of rows that a later launch must compute) lie in the workspace
+ * behind the memory that begin_backward() uses. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;

@@ -2,8 +2,8 @@
  * that do not grow with D or Dv.
  *
  * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that these queries may see in
- * tiles of BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill
- * the other:
+ * tiles of BN, from the last to the first. Shared memory has two stages (buffers). While a product reads one stage,
+ * copies fill the other:
  *
  *     for each tile j of keys:  S = 0
  *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
@@ -13,12 +13,14 @@
  * Q is read again for each tile of keys, because BM rows of 1024 numbers do not fit. Where Dv is above COLUMNS, several
  * blocks compute the same S, each for its own columns of O. A block thus does D + COLUMNS multiplications for a pair of
  * a query and a key, and a problem does ceil(Dv / COLUMNS) (D + COLUMNS) instead of D + Dv: 1.5 times as many at D = Dv
- * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer, but would have to wait for each other.
+ * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer multiplications, but would have to wait for
+ * each other.
  *
- * All blocks of a row compute the same m and l. The first one writes lse. Whether a result is finite depends on a
- * block's own columns of V, but a row that tensor cores cannot compute must be computed by one warp in all columns.
- * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
- * workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu. */
+ * All blocks that share a row compute the same m and l. The block with the first columns writes lse. Whether a result
+ * is finite depends on a block's own columns of V, but a row that tensor cores cannot compute must be computed by one
+ * warp in all columns. Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them.
+ * The marks lie in the workspace, unless the caller provides memory for them. forward.cu explains how blocks handle NaN
+ * and infinity in V. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -91,7 +93,7 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to copy those columns of tile j of V that the block computes to shared memory. */
+/* Begins to copy tile j of V to shared memory, but only the columns that the block computes. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {
@@ -226,8 +228,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* number of bytes in the workspace before the marks (one byte per row, not 0 if a later launch must compute the row);
- * the first of these bytes is cuda_args.rows_found */
+/* The workspace has this many bytes before the marks. A mark is one byte per row, and is not 0 if a later launch must
+ * compute the row. The first of the bytes before the marks is cuda_args.rows_found. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -25,8 +25,8 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Raises the number *to to x, if x is larger. Neither number is negative. Doubles that are not negative compare like
- * their bits as integers, so the integer atomicMax() works. */
+/* Sets *to to x if x is larger. Neither number is negative. Doubles that are not negative compare like their bits as
+ * integers, so the integer atomicMax() works. */
 DEVICE void raise(double *to, double x)
 {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(x));

@@ -35,8 +35,8 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    /* addresses to which results are written; NULL: the result is not wanted. A backward always has `out`, because
-     * delta is computed from it */
+    /* addresses to which results are written; NULL: the result is not wanted. A backward always has an address for out,
+     * because delta is computed from out. */
     attn_truth to;
     attn_score_options_as<double> scores;
     double drop_scale;
@@ -44,7 +44,7 @@ struct truth_args {
     int64_t first_block;
 };
 
-/* ---- The places of rows in arrays -------------------------------------------------------------------------------- */
+/* ---- Where rows lie in arrays ------------------------------------------------------------------------------------ */
 
 ATTN_HD bool packed_rows(const attn_dims &d, bool keys)
 {
@@ -62,8 +62,8 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* Where a row of the problem is, computed from its index (see first_row()). `line` is the row's number in the tensor.
- * Where sequences are packed, `line` counts from the start of the tensor, and b is 0. */
+/* Where a row of the problem is, computed from the row's index (see first_row()). `line` is the row's number in the
+ * tensor. Where sequences are packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -80,7 +80,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T, for a chunk of columns of X and Y, to c: each warp has 16 rows of X, and all rows of Y. */
+/* Adds X Y^T, for a chunk of channels of X and Y, to c. Each warp computes 16 rows of X, with all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -174,12 +174,13 @@ template <typename T> DEVICE T sum_of_quad(T x)
 /* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; each lane
  * has the same m, and counts only its own columns in l, seen and seen_z. */
 struct online_row {
-    double m, l, seen_z; /* seen_z: the sum of the seen scores; if the row sees one key, it is that key's score */
+    double m, l, seen_z; /* seen_z: the sum of the scores of the keys seen so far; if the row sees one key, seen_z is
+                          * that key's score */
     int seen;
 };
 
-/* Returns the state of a row before its first tile. The four lanes of a row add up their sums at the end, so only one
- * of them counts the sink. */
+/* Returns the state of a row before its first tile. The row's four lanes add up their sums at the end, so only one of
+ * these lanes counts the sink. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };

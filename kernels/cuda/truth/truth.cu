@@ -1,4 +1,5 @@
-/* truth.cu: attention in float64 on tensor cores: the results that others are compared with (attn_truth_some()).
+/* truth.cu: computes attention in float64 on tensor cores, the truth that other results are compared with
+ * (attn_truth_some()).
  *
  *   widen       converts q, k, v and dout exactly to float32 without gaps, whatever their dtype, strides or pages. A
  *               byte per row says whether the row has a NaN or an infinity.
@@ -7,9 +8,10 @@
  *   DQ, DK, DV  compute one gradient each
  *
  * The four passes FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV)
- * and WIDTH columns of the result. It goes over tiles of 32 columns (keys, or queries), and computes for each tile
+ * and WIDTH columns of the result. The block goes over tiles of 32 columns of S (keys, or queries for DK and DV), and
+ * computes for each tile
  *
- *   S = X Y^T      X: q, or k           Y: k, or q          then the scores, and P of them
+ *   S = X Y^T      X: q, or k           Y: k, or q          then the scores and their P
  *   dP = X2 Y2^T   X2: dout, or v       Y2: v, or dout      only DQ and DK; then dS
  *   result += P Z  Z: v, k, q or dout                       dS in place of P in DQ and DK
  *
@@ -18,11 +20,11 @@
  * and for Z, so a lane's numbers of C are its numbers of A (see add_product()).
  *
  * Invariants
- * 1. A hidden pair has P of -0, and a visible pair never has. P times a finite number therefore adds nothing where the
- *    pair is hidden. Where a row of Z has a NaN or an infinity, the product is computed without tensor cores, and skips
- *    hidden pairs.
+ * 1. P of a hidden pair is -0, and P of a visible pair is never -0. P times a finite number therefore adds nothing
+ *    where the pair is hidden. Where a row of Z has a NaN or an infinity, the product is computed without tensor cores,
+ *    and skips hidden pairs.
  * 2. All sums are in double, in an order that depends on the problem alone. Two doubles hold lse: the row's largest
- *    score, and the logarithm of the rest of the sum. Results are those of cpu/reference.c. */
+ *    score, and the logarithm of the rest of the sum. cpu/reference.c computes the same results on the CPU. */
 #include "kernels/cuda/sm80/ptx.cuh"
 #include "kernels/cuda/truth/steps.cuh"
 #include "kernels/cuda/truth/truth.h"
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(SMALL_BLOCK) fill(double *to, int64_t count, d
         to[n] = value;
 }
 
-/* ---- The four passes --------------------------------------------------------------------------------------------- */
+/* ---- The four passes FORWARD, DQ, DK and DV ---------------------------------------------------------------------- */
 
 constexpr bool is_by_keys(pass p)
 {
@@ -144,8 +146,8 @@ struct block_work {
     int row, rows, columns;
     int begin, end;      /* columns begin to end - 1 are those that some row of the tile may see */
     int chunks, chunks2; /* chunks: number of chunks of channels of X Y^T; chunks2: number of those of X2 Y2^T */
-    /* members: number of query heads that the block visits; part: number of the group of WIDTH columns of the result
-     * that the block computes */
+    /* members: number of query heads that the block visits; part: which group of WIDTH columns of the result the block
+     * computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
     int from_z, width;
@@ -154,8 +156,8 @@ struct block_work {
     double scale;
 };
 
-/* A step of a block's loop: chunk `part` of the tile of columns from `column` on, in query head number `member` of the
- * group. */
+/* A step of a block's loop: it loads chunk `part` of the tile of columns from `column` on, in the group's query head
+ * number `member`. */
 struct cursor {
     int part, column, member;
 };
@@ -174,8 +176,8 @@ template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of column 0 of the sequence (a key, or in DK and DV a query), counted over the rows of all
- * heads. */
+/* Returns the index of column 0 of the sequence, counted over the rows of all heads. A column is a key, or in DK and DV
+ * a query. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -194,8 +196,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* Both ends of the columns that a row sees grow with the row's number. The range therefore begins with the first
-     * column of the tile's first row, and ends with the last column of its last row. */
+    /* The first and the last column that a row sees grow with the row's number. The tile's range of columns therefore
+     * begins with the first column of its first row, and ends with the last column of its last row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -224,7 +226,7 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load what the loop reads in step `at`, as one group of asynchronous copies. Past the last tile the group is
+/* Begins to load what step `at` of the loop reads, as one group of asynchronous copies. Past the last tile the group is
  * empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
@@ -291,7 +293,7 @@ DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P (in S) by dS. dP becomes 0, for the next tile. */
+/* Replaces P, which is in S, by dS. Sets dP to 0 for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -408,8 +410,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
 /* Replaces the computed softmax of a row by the lse that the client gave for the backward, by the rules of
- * cpu/reference.c. An lse of ATTN_LSE_MOST or more in size is ignored, except -inf. A row that sees one key has P = 1
- * if its score equals lse but for rounding. */
+ * cpu/reference.c. An lse with |lse| >= ATTN_LSE_MOST is ignored, except -inf. If the row sees one key, and the key's
+ * score differs from lse only by rounding, P is 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -448,9 +450,9 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
 /* Operations per second: RATE on chips whose tensor cores compute doubles; RATE_OF_FEW on chips of compute capability
- * 8.6, 8.7 and 8.9, which compute doubles at a 64th of their rate for float32. An H100 makes 2.1e13 in a forward and
- * 1.8e13 in a backward of head size 128; an A100 makes 0.3 of that. With all options together a forward takes 3.8 times
- * as long (OPTIONS_COST). */
+ * 8.6, 8.7 and 8.9, which compute doubles at a 64th of their rate for float32. With head size 128, an H100 makes 2.1e13
+ * operations per second in a forward and 1.8e13 in a backward. An A100 reaches 0.3 of these rates. With all options
+ * together a forward takes 3.8 times as long (OPTIONS_COST). */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -542,7 +544,8 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Converts the inputs to dense float32 tensors, and sets results that no pass writes to zero or -inf. */
+/* Converts the inputs to dense float32 tensors. Fills the results with 0 (lse with -inf), because no pass writes the
+ * results of padding rows. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

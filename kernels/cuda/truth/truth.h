@@ -1,5 +1,5 @@
-/* truth.h: what device.cu calls for attn_truth_need(), attn_truth_some() and attn_truth_compare() of attention.h:
- * results in float64 with which others are compared. */
+/* truth.h: the functions that device.cu calls for attn_truth_need(), attn_truth_some() and attn_truth_compare() of
+ * attention.h. They compute float64 results, with which other results are compared. */
 #ifndef ATTN_CUDA_TRUTH_H
 #define ATTN_CUDA_TRUTH_H
 
