@@ -2,8 +2,8 @@
  * and from shared memory). The host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
- * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor arrive
- * as zeros. */
+ * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
+ * end of the tensor arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
 #define ATTN_SM90_TMA_CUH
 
