@@ -29,8 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes. sweep: a warp requests several rows of V at a time; the next such rows
-     * lie this many bytes behind them */
+    /* batch, head, row: strides of V in bytes. sweep: distance in bytes from the rows of V that a warp requests at a
+     * time to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -159,7 +159,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: the two keys 8 further on */
+                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: keys 2m + 8 and 2m + 9 */
                 uint32_t v[4], w[4], sums = 0;
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
@@ -259,7 +259,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* afterwards all lanes see the V^T whose mark only one lane has read (acquire) */
+    __syncwarp();               /* afterwards all lanes see V^T, although only one lane has read (acquired) each mark */
     fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
     return ready;
 }

@@ -1,13 +1,13 @@
 /* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
- * finite, and the store of O. Rows that tensor cores cannot compute get a flag, and are computed again later, one by
- * one. */
+ * finite, and the store of O. Rows that tensor cores cannot compute get a flag. Warps compute these rows again later,
+ * one by one. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Addresses and strides of out, lse and the sinks. At the end, a head's sink is added to the softmax sum of each row. */
+/* Addresses and strides of out, lse and the sinks. A head's sink is added to the softmax sum of each row at the end. */
 struct results {
     void *out;  /* NULL: out is not wanted */
     float *lse; /* NULL: lse is not wanted */

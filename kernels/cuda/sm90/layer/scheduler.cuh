@@ -135,8 +135,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. Row i is at the position of key i + align.
- * */
+/* Returns the key_band of a mask: the interval of keys that each row sees. Row i has the same position as key i +
+ * align. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
