@@ -43,8 +43,9 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
         /* Whether the two consumers take turns with their exponentials. Taking turns makes the kernel faster at D = 64,
          * which has as many exponentials as D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. dV is
-     * therefore computed in two halves of the queries there, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. At D = 64, dV
+     * is therefore computed for one half of a tile's queries and then for the other, and dP is issued only after the
+     * product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
@@ -54,7 +55,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
 /* value of a word of plan.begun: the first block has stored its dQ as the sum, and other blocks may add theirs */
 enum { PART_THERE = 2 };
-enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
+/* number of threads that meet at a barrier: a consumer (128 threads) and the warp that sends its dQ (32 threads) */
+enum { HANDING = 128 + 32 };
 
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
 enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
@@ -75,7 +77,7 @@ struct plan {
     /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
-    /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
+    /* one word per tile of 64 queries and consumer: state of the sum of dQ (struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
@@ -281,7 +283,7 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* Variants with options get no problem with padding from backward.cu, and leave out the code for it, because
+        /* backward.cu gives variants with options no problem with padding. They leave out the code for padding, because
          * registers are scarce here. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
