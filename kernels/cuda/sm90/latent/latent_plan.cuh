@@ -20,10 +20,9 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
+    /* tiles: number of tiles of 64 rows; units: the largest number of units (splits or split groups) of a sequence */
     int tiles, units;
-    /* true: a unit is a group of splits, which one block computes one after the other; false: a unit is a single
-     * split */
+    /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
     float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
     float2 *ml;     /* for each row of O: x: its reference m in base 2, see fold; y: the sum l */

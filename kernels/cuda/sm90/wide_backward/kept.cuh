@@ -44,7 +44,7 @@ struct kept_plan {
     int width;       /* the largest number of key tiles that a row tile sees */
     int query_tiles; /* row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* blocks of 128 keys of a key/value head; in packed problems some of them have no rows */
-    int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
+    int columns_D, columns_Dv; /* number of blocks of columns: columns_D of dQ and of dK, columns_Dv of dV */
     saved s;
     flash_mask mask;
     kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */

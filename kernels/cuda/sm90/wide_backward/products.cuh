@@ -110,8 +110,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV: `block` is the number of a block of 128 keys of head `head` of the part; n the
-     * number of the product for these keys: first the products of dV, then those of dK. */
+    /* Loads the operands for dK or dV. `block`: number of a block of 128 keys of head `head` of the part. n: number of
+     * the product for these keys. The products of dV come first, and then those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;

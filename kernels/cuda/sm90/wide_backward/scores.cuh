@@ -127,7 +127,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
+    bool ahead; /* true in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -232,8 +232,8 @@ template <typename T, score_form FORM> struct score_maker {
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
-     * odd c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the number of these 64 keys in the key tile. `kept`
+     * has the bits of draw() in its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

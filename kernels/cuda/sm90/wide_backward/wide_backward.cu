@@ -53,7 +53,8 @@ struct kept_layout {
     int64_t query_tiles;           /* row tiles of a query head */
     int64_t key_blocks;            /* blocks of 128 keys of a key/value head */
     int64_t width;                 /* the largest number of key tiles that a row tile sees */
-    int64_t part_heads, part_rows; /* the most heads, and row tiles of a head, of a part; 0: P and dS do not fit */
+    int64_t part_heads, part_rows; /* largest numbers of heads, and of row tiles of a head, in a part; 0: P and dS do
+                                    * not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
 
@@ -208,8 +209,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
-         * at once */
+        /* without marks from the caller, no later launch computes the two parts of a huge lse, so simple_delta() must
+         * compute them at once */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
