@@ -427,8 +427,8 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
- * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The
- * emulator has a smaller limit, so that its small problems have several parts too. */
+ * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The GPU
+ * emulator of the tests has a smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -565,7 +565,8 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 
 struct shape_row {
     int D, Dv;                                      /* largest head sizes that the shape can compute */
-    cudaError_t (*launch[2])(const backward_job &); /* functions that launch it: [0] for bfloat16, [1] for float16 */
+    cudaError_t (*launch[2])(const backward_job &); /* functions that launch the kernels of the shape: [0] for
+                                                     * bfloat16, [1] for float16 */
 };
 template <class X> constexpr shape_row row()
 {

@@ -103,7 +103,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Looks up where each box (one load of TMA) of the split starts. One warp calls this function. It reads no entry of
-     * the page table behind that of the last key. */
+     * the page table past the entry of the last key. */
     DEVICE void find_boxes() const
     {
         /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends

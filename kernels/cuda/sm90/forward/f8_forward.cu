@@ -313,8 +313,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l and the maxima of the sums in shared memory to their initial values. Only where products compute l are
-     * there such l and maxima. */
+    /* Sets l and the maxima of the sums in shared memory to their initial values. Shapes whose products do not compute
+     * l have no such l and maxima. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;

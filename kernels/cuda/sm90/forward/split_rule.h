@@ -57,7 +57,7 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window may begin and end within a tile of keys */
+    /* a window may begin and end within a tile of keys, so it can touch two tiles more than it fills */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }

@@ -18,7 +18,8 @@ namespace {
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. There is a slot for each work tile or,
+                   * with in_turn, each block. */
     /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows, z and w those
      * of the second */
     float4 *of_row;

@@ -36,7 +36,8 @@ __host__ __device__ inline int64_t least_split_keys(bool wide)
     return wide ? 1024 : 512;
 }
 
-/* Returns the number of keys per split. Long sequences have enough splits to fill a GPU. */
+/* Returns the number of keys per split: from the least number, in short sequences, up to twice that number in long
+ * sequences, which have enough splits to fill a GPU. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = least_split_keys(wide);

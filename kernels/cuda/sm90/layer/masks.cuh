@@ -33,8 +33,7 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* n bounds for each key: rows at which the mask begins to hide the key, or ceases to; `group` query heads share
-     * them */
+    /* for each key, n row numbers at which the mask begins or ceases to hide the key; `group` query heads share them */
     const int32_t *bounds;
     int64_t batch, head, row;
     /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */

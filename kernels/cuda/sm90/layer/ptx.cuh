@@ -74,8 +74,8 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report each repair
- * as an error, for tests that expect none. */
+/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The GPU emulator of the tests can
+ * report each repair as an error. */
 DEVICE void repair_begins() {}
 /* Atomically adds 1 to the counter, and returns its old value. The old value must be below 2^31 - 1, where the
  * instruction atom.inc wraps. atom.add would be slower: ptxas sums it over the warp and waits for the result at once.

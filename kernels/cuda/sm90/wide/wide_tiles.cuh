@@ -138,7 +138,7 @@ struct wide_plan : plan {
 /* number of flags (bytes) of a work tile in plan::nonfinite; indices: consumer, warp */
 enum { FLAGS = 2 * 4 };
 
-/* The tiles of keys of a work tile, in the order of the visit. */
+/* The tiles of keys of a work tile, in the order in which a block visits them. */
 template <class X> struct key_walk {
     const tile_bits *seen; /* list of the visible tiles; NULL: all tiles are visible */
     int first;

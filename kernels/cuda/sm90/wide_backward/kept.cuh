@@ -143,7 +143,7 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     barrier_pairs<STAGES> bars;
 };
 
-/* Begins a kernel: initialises the barriers, and waits for the kernel before it. */
+/* Begins a kernel: initialises the barriers, and waits for the end of the stream's previous kernel. */
 template <class SHARED> DEVICE void begin_block(SHARED &sm)
 {
     if (threadIdx.x == 0) {

@@ -31,7 +31,7 @@ struct product_work {
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of the work's first row in the marks of rows */
+    int64_t mark; /* index of this work's first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
     bool empty;   /* true: the sum has no terms in this part, so the only buffer of the work has no operands */
     int sums;     /* number of this work's float32 sums in kept_plan::sums */
 };

@@ -116,8 +116,8 @@ DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Options that an instance of the kernel computes: none; softcap, ALiBi and FlashMask; or these and bias, keep_mask and
- * dropout. */
+/* Options that an instance of the kernel computes. PLAIN: none. WITH_MODS: softcap, ALiBi and FlashMask.
+ * WITH_PAIR_OPTIONS: these options, and bias, keep_mask and dropout. */
 enum score_form { PLAIN, WITH_MODS, WITH_PAIR_OPTIONS };
 
 template <typename T, score_form FORM> struct score_maker {
@@ -167,8 +167,8 @@ template <typename T, score_form FORM> struct score_maker {
         ahead = false;
     }
 
-    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where
-     * the problem has one. */
+    /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` becomes the derivative of softcap,
+     * where the problem has one. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {

@@ -17,8 +17,8 @@
 
 namespace {
 
-/* The most memory for P and dS, in bytes. The emulator has a smaller limit, so that its small problems have several
- * parts too. */
+/* The most memory for P and dS, in bytes. The GPU emulator of the tests has a smaller limit, so that its small problems
+ * have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (512 << 20)
 #endif
