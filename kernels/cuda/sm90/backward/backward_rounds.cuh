@@ -130,7 +130,8 @@ template <class X> struct shared {
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, for dS; one column per thread */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, kept until dS is computed; each thread
+                                                 * has one column */
     /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
     uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
@@ -283,8 +284,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* backward.cu gives variants with options no problem with padding. They leave out the code for padding, because
-         * registers are scarce here. */
+        /* backward.cu gives no problem with padding to variants with options. These variants leave out the code for
+         * padding, because registers are scarce here. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {

@@ -9,8 +9,8 @@
  *
  * A slot is a buffer for one tile. It has two barriers:
  *
- *   full[slot]    The lane that announces how many bytes will come arrives. Completes when the tile has arrived.
- *   empty[slot]   Each warp arrives when it has read the tile. Completes when all warps of the block have read it.
+ *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when the tile is there.
+ *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
  * A step of a split is one tile of K or of V. Each step uses the slot after the slot of the step before, also from one
  * split to the next. At the beginning of a split all slots are free, and the first warp requests the first SLOTS steps.

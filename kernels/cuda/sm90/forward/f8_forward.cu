@@ -194,8 +194,8 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The work of the warp that hands out work tiles. It claims work tiles and passes them to the block's other warps. The
- * warp's first lane publishes them. */
+/* Claims work tiles and passes them to the block's other warps. One warp runs this function, and its first lane
+ * publishes the work tiles. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;

@@ -342,7 +342,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. The caller has issued the product that computes this tile's scores. */
+    /* Processes the tile in buffer 0. The caller has issued the product that computes this tile's scores. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];

@@ -277,9 +277,9 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
-/* Scans flags and repairs rows. Each flag stands for the 16 rows of a work tile that one warp computed. A warp reads 32
- * flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the warp
- * call repair(n, flag). */
+/* Scans flags and repairs rows. A flag stands for the 16 rows of a work tile that one warp computed, or in latent.cu
+ * for one row. A warp reads 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is
+ * not 0, all lanes of the warp call repair(n, flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

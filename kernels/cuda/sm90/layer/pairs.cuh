@@ -386,8 +386,9 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* dropout keeps a pair if its 16 random bits, as the upper half of a word, make it exceed this */
-    float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
+    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this number */
+    uint32_t most;
+    float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
     int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */

@@ -44,11 +44,11 @@ DEVICE uint32_t memory_anew()
     return address;
 }
 
+/* ---- Loads, stores and atomics in global memory ------------------------------------------------------------------ */
+
 /* store_release() writes, and load_acquire() reads, a word by which one block signals other blocks. A thread that
  * acquires the stored value sees all earlier writes of the storing thread, and of threads that the storing thread had
  * met at a barrier before. PTX ISA 9.7.9.11, 9.7.9.8. */
-
-/* Returns the word's value, and sets the word to 1 if that value is 0, in one atomic operation (acquire). */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -67,7 +67,7 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* Returns the word's value (acquire). If the value is 0, atomically sets the word to 1. */
+/* Returns the word's value, and sets the word to 1 if that value is 0, in one atomic operation (acquire). */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
@@ -77,9 +77,7 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
 /* Marks the beginning of a repair, in which a warp computes rows again, one by one. The GPU emulator of the tests can
  * report each repair as an error. */
 DEVICE void repair_begins() {}
-/* Atomically adds 1 to the counter, and returns its old value. The old value must be below 2^31 - 1, where the
- * instruction atom.inc wraps. atom.add would be slower: ptxas sums it over the warp and waits for the result at once.
- * PTX ISA 9.7.13.5. */
+/* Loads four floats from global memory, without the L1 cache. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
 {
     float4 x;
@@ -90,9 +88,9 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Atomically adds 1 to the counter, and returns its old value, which is below 2^31 - 1. The instruction is atom.inc,
- * which wraps at that limit, because ptxas would sum atom.add over the warp and wait for the result at once. PTX ISA
- * 9.7.13.5. */
+/* Atomically adds 1 to the counter, and returns its old value. The old value must be below 2^31 - 1, where the
+ * instruction atom.inc wraps. atom.add would be slower: ptxas sums it over the warp and waits for the result at once.
+ * PTX ISA 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;

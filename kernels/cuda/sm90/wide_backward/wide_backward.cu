@@ -156,7 +156,7 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     return bytes > 0;
 }
 
-/* Calls launch() for each part of the problem. Each part is a step of a long problem. */
+/* Calls launch() for each part of the problem. A long problem is computed in steps, and each part is one step. */
 template <typename F>
 cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
