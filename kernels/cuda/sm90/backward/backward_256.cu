@@ -123,7 +123,7 @@ template <typename T, class X> struct half_of_keys {
     /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
-    ring<X::STAGES_P> handover; /* position, in the ring of P, of the P that one consumer hands to the other */
+    ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),

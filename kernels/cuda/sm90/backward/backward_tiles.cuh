@@ -636,8 +636,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile: a dQ is computed all the same, because a branch around the product would cost registers, but is
-     * not handed to the sender. */
+     * no previous tile. A dQ is computed all the same, because a branch around the product would cost registers. That
+     * dQ is not handed to the sender. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {

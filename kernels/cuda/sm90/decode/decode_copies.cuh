@@ -9,7 +9,7 @@
  *
  * A slot is a buffer for one tile. It has two barriers:
  *
- *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when the tile is there.
+ *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
  *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
  * A step of a split is one tile of K or of V. Each step uses the slot after the slot of the step before, also from one

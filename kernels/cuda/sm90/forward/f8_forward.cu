@@ -109,7 +109,8 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, index, negative; /* negative: 1 if the scale is negative, so that scores must change their sign */
-    /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
+    /* c: the factor of scores, log2(e) * scale, times the absolute value of the scales of q and k; above 0. sink: the
+     * head's sink times log2(e), or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
 };
@@ -845,8 +846,8 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape with a sufficient head size whose least number of keys (least_masked_Sk
- * under a mask, otherwise least_Sk) it reaches. If lse is wanted, only shapes that convert q and k to bfloat16 are
+/* The shapes. A problem takes the first shape whose head size is sufficient and whose least number of keys it reaches:
+ * least_masked_Sk under a mask, otherwise least_Sk. If lse is wanted, only shapes that convert q and k to bfloat16 are
  * used. */
 struct shape_row {
     int D;

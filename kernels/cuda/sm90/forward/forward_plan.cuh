@@ -255,7 +255,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets those members of struct pair_plan that its base, struct plan, does not have. */
+/* Sets the members of struct pair_plan that struct plan does not have, and sets `reference`, `mods` and `mask` anew. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

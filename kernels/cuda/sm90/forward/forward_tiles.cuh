@@ -211,8 +211,8 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. At the end the warp hands out those work tiles of
- * this block again whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out again those of the
+ * block's work tiles whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -255,7 +255,7 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Publishes work tile x, or with splits those splits of its keys that this block computes. */
+    /* Publishes work tile x. With splits, publishes each split of its keys that this block computes. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);

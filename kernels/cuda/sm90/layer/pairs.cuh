@@ -386,7 +386,7 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this number */
+    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;

@@ -58,8 +58,8 @@ static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The driver is asked at the
- * first call; threads may make first calls at the same time. */
+/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The first call asks the driver.
+ * Several threads may make a first call at the same time. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;

@@ -297,7 +297,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` buffers of the ring, the first of which is `distance` buffers before the present one. */
+    /* Releases `count` buffers of the ring. The first of them is `distance` buffers before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;

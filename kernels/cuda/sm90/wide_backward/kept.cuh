@@ -42,8 +42,8 @@ struct kept_plan {
     uint16_t *kept;  /* P and dS: for each row tile of the part, `width` times TILE elements */
     float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
     int width;       /* the largest number of key tiles that a row tile sees */
-    int query_tiles; /* row tiles of a query head; in packed problems some row tiles have no rows */
-    int key_blocks;  /* blocks of 128 keys of a key/value head; in packed problems some of them have no rows */
+    int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
+    int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
     int columns_D, columns_Dv; /* number of blocks of columns: columns_D of dQ and of dK, columns_Dv of dV */
     saved s;
     flash_mask mask;

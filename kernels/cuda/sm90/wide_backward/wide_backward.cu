@@ -50,8 +50,8 @@ int columns_index(const attn_dims &d)
 /* How a problem is divided, and where its own part of the workspace lies, in bytes. */
 struct kept_layout {
     int64_t heads;                 /* number of key/value heads of the whole batch */
-    int64_t query_tiles;           /* row tiles of a query head */
-    int64_t key_blocks;            /* blocks of 128 keys of a key/value head */
+    int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
+    int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
     int64_t width;                 /* the largest number of key tiles that a row tile sees */
     int64_t part_heads, part_rows; /* largest numbers of heads, and of row tiles of a head, in a part; 0: P and dS do
                                     * not fit */
@@ -145,8 +145,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
     /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
-     * keys that the row sees, to kernels that compute rows one by one, and so does sm80/wide_backward.cu. For narrower
-     * heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
+     * keys that the row sees, to kernels that compute rows one by one. sm80/wide_backward.cu does the same. For
+     * narrower heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
