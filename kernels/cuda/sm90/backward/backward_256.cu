@@ -52,8 +52,7 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one set of barriers for each warp of the first consumer and the warp of the second consumer that exchanges P with
-     * it */
+    /* barriers for each pair of warps, one of each consumer, that exchange P */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -606,7 +605,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* no launch is divided into shares, because a launch takes only a few milliseconds: dS of its heads fits into
+    /* these launches are not divided into shares, because each takes only a few milliseconds: dS of its heads fits into
      * KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;

@@ -176,7 +176,7 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
- * addresses of the operand's steps at each use, and does not keep all of them in registers. */
+ * addresses of the operand's steps (16 elements along k) at each use, and does not keep all of them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;

@@ -127,7 +127,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
-     * addresses of the operand's steps at each use, and keeps none of them in registers. */
+     * addresses of the operand's steps (16 elements along k) at each use, and keeps none of them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -1024,7 +1024,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    /* the launch options for the whole problem; those for one share of the tiles are in `chip` */
+    /* the launch options for the whole problem; `chip` has those for one share (the tiles of one launch) */
     const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
@@ -1102,8 +1102,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* The first share of the tiles prepares the queries for all shares. Later shares are launched in the
-             * ordinary way, so that each waits for the share before it. */
+            /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all
+             * shares. Later shares are launched in the ordinary way, so that each waits for the share before it. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

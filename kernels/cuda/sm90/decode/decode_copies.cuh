@@ -141,9 +141,10 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* request the first tiles: as many as there are slots; a split without keys has no step */
+        /* request the first tiles: as many as there are slots (buffers); a split without keys has no step (tile to
+         * load) */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot */
+        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot (buffer) */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);

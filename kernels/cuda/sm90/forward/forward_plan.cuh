@@ -31,7 +31,7 @@ struct plan {
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    bool ends_of_queries; /* copy of cuda_args::ends_of_queries */
+    bool ends_of_queries; /* true: a sequence may have fewer queries than its tensor has rows */
     input_scales scales;
     score_mods mods;
     flash_mask mask;

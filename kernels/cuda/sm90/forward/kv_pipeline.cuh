@@ -70,7 +70,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* otherwise a lane far behind the others could miss a phase of the barrier at the next call */
+    __syncwarp(); /* without this barrier, a lane far behind the others could miss a phase at the next call */
     at.next();
 }
 

@@ -22,7 +22,8 @@
 enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
-/* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
+/* Values of the mark of a unit (128 keys by 64 channels of V). 0: not ready. THERE: ready. THERE_NONFINITE: ready, with
+ * zeros in place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan: parameters of the transposition ------------------------------------------------------------------- */
@@ -116,7 +117,8 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units. MEMORY is transpose_memory, or a type with members of the same names. */
+/* Transposes units of V (128 keys by 64 channels). MEMORY is transpose_memory, or a type with members of the same
+ * names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
@@ -138,7 +140,8 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* with the first step, prefetch the rows of all steps into the L2 */
+        if (STEPS > 1 && step == 0) /* with the first step (part of a unit), prefetch the rows of all steps into the
+                                     * L2 cache */
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }

@@ -25,7 +25,7 @@ struct plan {
     /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
     float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x: its reference m in base 2, see fold; y: the sum l */
+    float2 *ml;     /* for each row of O: x is its reference m in base 2 (see fold), and y is its sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
@@ -63,7 +63,8 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* some row sees keys first to last - 1; length: number of keys per split; splits: number of splits */
+    /* first to last - 1: the keys that the rows see, from the beginning of a tile on; length: number of keys per split;
+     * splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };

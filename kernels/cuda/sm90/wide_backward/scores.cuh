@@ -30,7 +30,7 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* number of buffers by which the left-hand consumer is ahead of the right one at the beginning */
+/* number of buffers by which the left-hand consumer is ahead of the right-hand consumer at the beginning */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
@@ -49,7 +49,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first one of row tile r */
+    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
