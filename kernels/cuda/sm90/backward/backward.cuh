@@ -2,10 +2,10 @@
  * them, how tiles of queries arrive in shared memory, the arithmetic from scores to P and dS, the repair of keys whose
  * gradients are not finite, and the test of which problems TMA can load.
  *
- * The template parameter X is the shape of a kernel instance: BM queries per tile, which are UNITS times 64; BN keys
- * per block; CHUNKS of 64 channels of Q and K, CHUNKS_V of V and dO. The template parameter SHARED is the block's
- * shared memory. Its rings of Q, of dO and of the queries' values (lse and delta) have the member names that these
- * functions use. */
+ * The template parameter X is the shape of a kernel instance. BM: queries per tile, which are UNITS times 64. BN: keys
+ * per block. CHUNKS: number of chunks of 64 channels in a row of Q and K. CHUNKS_V: number of such chunks in a row of V
+ * and dO. The template parameter SHARED is the block's shared memory. Its rings of Q, of dO and of the queries' values
+ * (lse and delta) have the member names that these functions use. */
 #ifndef ATTN_SM90_BACKWARD_CUH
 #define ATTN_SM90_BACKWARD_CUH
 
@@ -33,7 +33,7 @@ struct maps {
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the key/value head among those of all batch rows; in packed problems, among those of its sequence */
+    /* index of the key/value head, counted over all batch rows (in packed problems, within its sequence) */
     int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
@@ -46,7 +46,7 @@ struct block_place {
     /* Returns the number of query tiles that the block visits in each head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many key tiles come after this one among those that query tile `tile` sees. The key tiles that a
+    /* Returns how many of the key tiles that query tile `tile` sees come after this key tile. The key tiles that a
      * query tile sees are neighbours, because query i sees the keys i + lo to i + hi - 1 (struct key_band). */
     template <class X> DEVICE int after(int tile) const
     {
@@ -109,7 +109,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Query tiles first to last - 1: all their queries see all of a consumer's 64 keys, so no score needs a mask. */
+/* In query tiles first to last - 1, all queries see all of a consumer's 64 keys, so no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -132,8 +132,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of 64 queries past the end of the sequence has no lse and delta of its own. It gets those of the last unit
-     * that exists, because they are finite; the scores of the unit are masked. */
+    /* A unit of 64 queries past the end of the sequence has no lse and delta of its own. It gets lse and delta of the
+     * last unit that exists, because these are finite; the scores of the unit are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -164,7 +164,8 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 
 /* ---- Computing P^T and dS^T, whose rows are keys and whose columns are queries ----------------------------------- */
 
-/* Sets scores to -inf where a query does not see the key. The thread's keys are j and j + 8, its queries start at i. */
+/* Sets scores to -inf where a query does not see the key. The thread's keys are j and j + 8; the tile's queries begin
+ * at i. */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
 {
     const int column = i + lane % 4 * 2;
@@ -228,7 +229,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
-/* Recomputes the 16 keys of warp n of a block, one by one. It is called where their dK or dV is not finite. */
+/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. It is called where they are not finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;

@@ -16,16 +16,17 @@
  *                                                                 dS^T to memory, during the products of dK and dP
  *
  *               Each consumer issues the second product of a round and then the first product of the next round. When
- *               both are complete it does the arithmetic of the next round, while the other consumer's products run. A
- *               part of K and of V stays in registers, because S and dP use the full bandwidth of shared memory.
+ *               both products are complete, the consumer does the arithmetic of the next round, while the other
+ *               consumer's products run. A part of K and of V stays in registers, because S and dP use the full
+ *               bandwidth of shared memory.
  *
  *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
  * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
  * part the blocks of keys run first, then the blocks of queries. dS is not stored where one key/value head's dS exceeds
- * the limit, in packed problems, and where dQ, or both dK and dV, are not wanted. In these cases blocks of queries
- * compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ are the
- * same, because dS is computed from the rounded P in both cases.
+ * the limit, in packed problems, with seqlens_q, and where dQ, or both dK and dV, are not wanted. In these cases blocks
+ * of queries compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ
+ * are the same with and without stored dS, because dS is always computed from the rounded P.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
  * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
@@ -51,8 +52,7 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one set of barriers for each warp of the first consumer and the warp of the second consumer that exchanges P with
-     * it */
+    /* barriers for each pair of warps, one of each consumer, that exchange P */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -122,7 +122,7 @@ template <typename T, class X> struct half_of_keys {
     /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the ring of buffers for Q (and dO) */
-    ring<X::STAGES_P> handover; /* position, in the ring of P, of the P that one consumer hands to the other */
+    ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
@@ -426,19 +426,19 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* The most memory for dS, in bytes. The heads are processed in parts, each with as many heads as fit. One head of 16384
- * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The
- * emulator has a smaller limit, so that its small problems have several parts too. */
+ * queries and keys fits. Under a causal mask two such heads fit, which fill the GPU better than one head does. The GPU
+ * emulator of the tests has a smaller limit, so that its small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns the number of tiles of dS for which two tiles of queries together have memory (kept_tiles::width). */
+/* Returns kept_tiles::width: the number of tiles of dS for which a pair of tiles of queries has memory. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* sequences have different lengths, so the function assumes that every tile of queries sees all keys */
+    /* sequences have different lengths, so this function assumes that every tile of queries sees all keys */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
@@ -564,7 +564,8 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 
 struct shape_row {
     int D, Dv;                                      /* largest head sizes that the shape can compute */
-    cudaError_t (*launch[2])(const backward_job &); /* functions that launch it: [0] for bfloat16, [1] for float16 */
+    cudaError_t (*launch[2])(const backward_job &); /* functions that launch the kernels of the shape: [0] for
+                                                     * bfloat16, [1] for float16 */
 };
 template <class X> constexpr shape_row row()
 {
@@ -604,8 +605,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* no launch is divided into shares, because one launch takes only a few milliseconds: its heads are few enough for
-     * their dS to fit into the limit */
+    /* these launches are not divided into shares, because each takes only a few milliseconds: dS of its heads fits into
+     * KEPT_BYTES */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -45,9 +45,9 @@ template <int D_, int DV_> struct shape {
 
 /* dS in global memory, for the heads that are computed together. A tile of dS has 64 keys by 64 queries, with a row of
  * 128 bytes per key, swizzled as TMA does it (tma.cuh). A tile of queries has a tile of dS for each tile of keys that
- * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th from the end: one
- * counts its tiles from the start of this memory, the other from its end. Under a causal mask one of the two sees few
- * keys where the other sees many, so the memory has no gap. */
+ * it sees. The n-th tile of queries of a head shares memory for `width` tiles of dS with the n-th tile of queries from
+ * the end. One of the two fills this memory from its start, the other from its end. Under a causal mask one of the two
+ * sees few keys where the other sees many, so the memory has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored, and dQ is computed from S and dP */
@@ -71,8 +71,8 @@ struct plan {
      * have no rows */
     tile_order keys, queries;
     int heads; /* number of key/value heads of the batch */
-    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes, from
-     * 0 on */
+    /* parts: number of parts into which the heads are divided; part: number of the part that this launch computes,
+     * counted from 0 */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
@@ -176,7 +176,7 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
 /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
- * addresses of the operand's steps at each use, and does not keep all of them in registers. */
+ * addresses of the operand's steps (16 elements along k) at each use, and does not keep all of them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -242,13 +242,13 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the buffer of the tile before the newest one, which no product reads any more. */
+    /* Releases the buffer of the tile before the newest one. No product reads that buffer any more. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* Handles two neighbouring keys of one row at a time. P is rounded to 16 bits, as in backward_keys, so that dQ
-         * has the same bits whether dS is stored or not. */
+        /* The loop below handles two neighbouring keys of a row at a time. P is rounded to 16 bits, as in
+         * backward_keys, so that dQ has the same bits whether dS is stored or not. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll

@@ -24,7 +24,7 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* the newest head of which all tiles of keys are known to be done */
+    int known = -1; /* the newest key/value head whose tiles of keys are all known to be done */
 
     DEVICE void run()
     {

@@ -1,9 +1,9 @@
 /* backward_prepare.cuh: a kernel that computes the inputs of backward_tiles.cuh's kernel from the queries: delta =
  * rowsum(dO O) - dlse, and lse in base 2. This kernel is memory bound: O and dO are as large as the backward's other
- * tensors together. The kernel backward_tiles is bound by products. Both therefore run at the same time: a few blocks
- * of this kernel, each alone on a multiprocessor, prepare head after head, and backward_tiles starts on the other
- * multiprocessors at once. The producer of backward_tiles, which loads tiles, waits until all queries of a head are
- * prepared. When this kernel ends, blocks of backward_tiles start on its multiprocessors too.
+ * tensors together. The kernel backward_tiles is bound by products. Both kernels therefore run at the same time: a few
+ * blocks of this kernel, each alone on a multiprocessor, prepare head after head, and backward_tiles starts on the
+ * other multiprocessors at once. The producer of backward_tiles, which loads tiles, waits until all queries of a head
+ * are prepared. When this kernel ends, blocks of backward_tiles start on its multiprocessors too.
  *
  * All blocks of this kernel are running before the first block of backward_tiles begins (launch_dependents()).
  * Therefore blocks of backward_tiles only wait for work that is in progress. */

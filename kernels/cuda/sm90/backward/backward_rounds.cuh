@@ -43,8 +43,9 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
         /* Whether the two consumers take turns with their exponentials. Taking turns makes the kernel faster at D = 64,
          * which has as many exponentials as D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. dV is
-     * therefore computed in two halves of the queries there, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less than at D = 128. At D = 64, dV
+     * is therefore computed for one half of a tile's queries and then for the other, and dP is issued only after the
+     * product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
@@ -54,7 +55,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
 /* value of a word of plan.begun: the first block has stored its dQ as the sum, and other blocks may add theirs */
 enum { PART_THERE = 2 };
-enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
+/* number of threads that meet at a barrier: a consumer (128 threads) and the warp that sends its dQ (32 threads) */
+enum { HANDING = 128 + 32 };
 
 /* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
 enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
@@ -75,7 +77,7 @@ struct plan {
     /* number of units of queries (32 or 64 queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
     bool out_in_pieces; /* true: rows of `out` can be read in pieces of 16 bytes (rows of dO always can) */
-    /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
+    /* one word per tile of 64 queries and consumer: state of the sum of dQ (struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
     /* [key/value head]: number of parts of dQ that are added to the sums; each tile of keys adds two parts, one per
      * consumer */
@@ -128,7 +130,8 @@ template <class X> struct shared {
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, for dS; one column per thread */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times softcap's derivative, kept until dS is computed; each thread
+                                                 * has one column */
     /* keep_mask's bits of each key for the tile's even queries (x) and odd queries (y) */
     uint2 kept[X::COPIES_KEPT ? X::BN : 1];
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
@@ -281,8 +284,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* Variants with options get no problem with padding from backward.cu, and leave out the code for it, because
-         * registers are scarce here. */
+        /* backward.cu gives no problem with padding to variants with options. These variants leave out the code for
+         * padding, because registers are scarce here. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {
@@ -290,8 +293,8 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Blocks that see the same queries begin at different query tiles. If they began at the same one, all would
-         * wait for the first of them to store its sum. */
+        /* Blocks that see the same queries begin at different query tiles. If they began at the same tile, all blocks
+         * would wait until the first of them has stored its sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };

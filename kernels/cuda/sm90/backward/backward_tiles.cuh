@@ -9,7 +9,7 @@
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
  *     dV += P^T dO           dK += dS^T Q
- *     dQ  = dS K                                            dS of both consumers, by shared memory; a part each
+ *     dQ  = dS K                                            dS of both consumers in shared memory; each makes a part
  *
  *     producer, warp 0                 consumer                                                      in flight
  *       Q[0], dO[0], K, V                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
@@ -38,8 +38,8 @@
  * loaded.
  *
  * At D = 128, at both ends of the range of queries that a block visits, one consumer's keys may be hidden from a tile
- * of 64 queries while the other consumer's are not. The first consumer skips such a round and leaves the tensor cores
- * to the other.
+ * of 64 queries while the other consumer's keys are not. The consumer whose keys are hidden skips such a round and
+ * leaves the tensor cores to the other consumer.
  *
  * dQ is added to float32 sums in global memory by TMA (cp.reduce.async.bulk), in the order of sm80/backward_steps.h.
  * The sums need not be zeroed: the first block at a part of the sums stores it, and all later blocks add to it (see
@@ -60,13 +60,14 @@
  * the registers of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
- * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers compute
- * the part. It ends the turn when the addition is done, while the consumers compute the next part. There is no
- * deadlock, because a block only waits for tiles that running blocks have claimed earlier. The last keys of a head come
- * first, with any mask, so that the order does not depend on the lengths of other sequences in a packed problem. Under
- * a causal mask, the tile of keys that adds first to a tile of queries begins with these queries, so that blocks hardly
- * wait. Without a mask all blocks of a head begin with the same queries, and each has to stay one round behind another.
- * Blocks then claim tiles of HEADS_IN_TURNS heads in turns, so that few blocks begin with the same head.
+ * claimed. Each tile of queries has a counter of turns. A sender (a warp that adds a consumer's part of dQ to the sums)
+ * waits for its block's turn while the consumers compute the part. The sender ends the turn when the addition is done,
+ * while the consumers compute the next part. There is no deadlock, because a block only waits for tiles that running
+ * blocks have claimed earlier. The last keys of a head come first, with any mask, so that the order does not depend on
+ * the lengths of other sequences in a packed problem. Under a causal mask, the tile of keys that adds first to a tile
+ * of queries begins with these queries, so that blocks hardly wait. Without a mask all blocks of a head begin with the
+ * same queries, and each has to stay one round behind another. Blocks then claim tiles of HEADS_IN_TURNS heads in
+ * turns, so that few blocks begin with the same head.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
@@ -126,7 +127,7 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Returns a copy of the operand that ptxas (the assembler) cannot recognise as a copy. ptxas then computes the
-     * addresses of the operand's steps at each use, and keeps none of them in registers. */
+     * addresses of the operand's steps (16 elements along k) at each use, and keeps none of them in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -635,8 +636,8 @@ template <typename T, class X, typename R> struct gradients {
 
     /* One round: computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. With MORE,
      * also computes P and dP of the next tile. No product may be running when it is called. In the first round there is
-     * no previous tile: a dQ is computed all the same, because a branch around the product would cost registers, but is
-     * not handed to the sender. */
+     * no previous tile. A dQ is computed all the same, because a branch around the product would cost registers. That
+     * dQ is not handed to the sender. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -983,7 +984,7 @@ int64_t words_of(const attn_plan *plan)
 
 /* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
  * stores it as their sum, and other blocks wait for that store. In a long causal sequence a slow block comes first. At
- * D = 128 with one query head per key/value head, the wait for it costs more than writing zeros. */
+ * D = 128 with one query head per key/value head, the wait for this block costs more than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -1023,7 +1024,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    /* the launch options for the whole problem; those for one share of the tiles are in `chip` */
+    /* the launch options for the whole problem; `chip` has those for one share (the tiles of one launch) */
     const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
@@ -1032,8 +1033,8 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys of so many heads in turns (if there are so many):
- * about 8 of 132 blocks begin with the same head at a time. */
+/* With `deterministic` and without a mask, blocks claim tiles of keys of up to HEADS_IN_TURNS heads in turns. About 8
+ * of 132 blocks then begin with the same head at a time. */
 const int HEADS_IN_TURNS = 16;
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -1101,8 +1102,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* The first share of the tiles prepares the queries for all shares. Later shares are launched in the
-             * ordinary way, so that each waits for the share before it. */
+            /* A share is the part of the tiles that one launch computes. The first share prepares the queries for all
+             * shares. Later shares are launched in the ordinary way, so that each waits for the share before it. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
@@ -1121,8 +1122,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    /* functions that launch the kernel; indices: 0: bfloat16, 1: float16; 0: dK and dV have the inputs' dtype, 1: they
-     * are float32 */
+    /* functions that launch the kernel. First index: 0 for bfloat16, 1 for float16. Second index: 0 if dK and dV have
+     * the inputs' dtype, 1 if they are float32. */
     cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()

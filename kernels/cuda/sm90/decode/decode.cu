@@ -4,8 +4,8 @@
 
 namespace {
 
-/* The shape of decode_stacks(), which computes sequences that share keys together. Its ring has as many slots as shared
- * memory allows for the two blocks of a multiprocessor (one block at D = 256). */
+/* The shape of decode_stacks(), which computes sequences that share keys together. Its ring has as many slots (buffers
+ * for tiles) as shared memory allows for the two blocks of a multiprocessor (one block at D = 256). */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
 }
 
-/* The ring of buffers for tiles of keys in decode_few(). */
+/* The ring of buffers for tiles of keys and values in decode_few(). */
 template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
 template <typename T, int D, keys_as AS>
 constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);

@@ -3,25 +3,27 @@
  * bandwidth is the bound. sm80/decode.cuh defines what is computed and in which order. Therefore the bits of a result
  * do not depend on whether threads or TMA copy.
  *
- * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
- * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
- * box of the whole split. Therefore no request waits for the page table.
+ * A box is what one load of TMA brings. A warp requests the boxes of a tile, one box per lane: a box for every 128
+ * bytes of channels, and for every page where pages are smaller than a tile. Before the first box is requested, one
+ * warp looks up the page and row of each box of the whole split. Therefore no request waits for the page table.
  *
- *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
- *   empty[slot]   one arrival per warp that has read the tile; completes when all warps of the block have read it
+ * A slot is a buffer for one tile. It has two barriers:
  *
- * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
- * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the first
- * warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself). Step s is
- * requested when step s - SLOTS has been read. The warps take turns to request a step, and the warp whose turn it is
- * waits for the other warps. The barriers of a slot therefore complete once per use, in the order of the steps, and no
- * warp uses a slot again before all have seen its last phase. Therefore the parity of a phase is enough to wait for it.
+ *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
+ *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
- * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. That step was
- * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. At that point the requesting
- * warp waits for the other warps to reach the end of their step s - SLOTS, and until then these wait only for steps up
+ * A step of a split is one tile of K or of V. Each step uses the slot after the slot of the step before, also from one
+ * split to the next. At the beginning of a split all slots are free, and the first warp requests the first SLOTS steps.
+ * (With few rows each warp requests one step, and looks up its boxes itself.) Step s is requested when step s - SLOTS
+ * has been read. The warps take turns to request a step, and the warp whose turn it is waits for the other warps. The
+ * barriers of a slot therefore complete once per use, in the order of the steps, and no warp uses a slot again before
+ * all warps have seen its last phase. Therefore the parity of a phase is enough to wait for it.
+ *
+ * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. Step s was
+ * requested at the beginning of the split, or by the warp whose turn it was, at the end of step s - SLOTS. That warp
+ * waits until the other warps have reached the end of step s - SLOTS. Until then the other warps wait only for steps up
  * to s - SLOTS. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for
- * that. A block without rows or without a split ends before it has requested anything; a split without keys requests
+ * that. A block without rows or without a split ends before it has requested anything. A split without keys requests
  * nothing.
  *
  * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
@@ -101,7 +103,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Looks up where each box (one load of TMA) of the split starts. One warp calls this function. It reads no entry of
-     * the page table behind that of the last key. */
+     * the page table past the entry of the last key. */
     DEVICE void find_boxes() const
     {
         /* one past the last key to load: the end of the split's last tile, or of the sequence if the sequence ends
@@ -139,9 +141,10 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* request the first tiles: as many as there are slots; a split without keys has no step */
+        /* request the first tiles: as many as there are slots (buffers); a split without keys has no step (tile to
+         * load) */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot */
+        if constexpr (X::FEW) { /* in blocks of few rows, each of the four warps loads the tile of one slot (buffer) */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);

@@ -7,21 +7,22 @@
  *
  *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
  *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
- *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand needs 4 neighbours. P stays
- *            in its registers, and the keys of V^T are stored in the order that fits.
+ *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8 columns, but an operand A in registers needs 4
+ *            neighbouring columns. P stays in its registers: the keys of V^T are stored in the order in which these
+ *            registers hold P.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
  *            the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
  *            P of the key with the largest weight would then be rounded, and errors of out would reach 4.3e-2, where
  *            4e-2 is allowed.) The division by l, the sum of P, removes the factor 256. l adds P before P is rounded,
  *            except where products compute l.
- *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost, and 8192 equal
- *            keys would stop counting. So after every PROMOTED keys O is added, in float, to sums in shared memory, and
- *            the next product starts from 0. At D = 128 a product computes l too, and l loses what O loses: see
- *            counted().
- *   scores   For the same reason a score has an error of about 2^-13 of its largest product, and lse of 1e-4 where
- *            scores are around 1. That is more than lse may have (kernels/README.md, "Accuracy"), while out stays well
- *            within its limit. If lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly,
- *            and only P V is a product of e4m3.
+ *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost. After 8192 equal
+ *            keys, further ones would not count. Therefore, after every PROMOTED keys, O is added in float32 to sums in
+ *            shared memory, and the next product starts from 0. At D = 128 a product computes l too, and l loses what O
+ *            loses: see counted().
+ *   scores   For the same reason, a score has an error of about 2^-13 of its largest product. Where scores are around
+ *            1, lse then has an error of 1e-4, more than kernels/README.md ("Accuracy") allows. The error of out stays
+ *            well within its limit. If lse is wanted, q and k are therefore converted to bfloat16, which holds all e4m3
+ *            numbers exactly, and only P V is a product of e4m3.
  *
  * The kernel begin_run() runs before this one and sets marks and counters to 0. The GPU starts each kernel while the
  * kernel before it still runs, and each kernel then waits for the end of its predecessor.
@@ -48,14 +49,15 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which ---------------- */
 
-/* A promotion adds O to float sums in shared memory, because a sum of products loses accuracy with each key (up to
- * 2^-13 of itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED:
- * the most keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22,
- * 25). SHIFT: P is 2^SHIFT where a row's score is its maximum. */
+/* A promotion adds O to sums in shared memory, because a sum of products loses accuracy with each key (up to 2^-13 of
+ * itself). PROMOTED: the most keys between two promotions where products do not compute l. PROMOTED_COUNTED: the most
+ * keys where products also compute l. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes 22, 25). SHIFT:
+ * P is 2^SHIFT where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES buffers for
- * tiles in each ring; T, the type in which q and k are multiplied; SHORT_ENDS, explained at the member below. */
+/* The shape of a kernel instance. D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per
+ * tile. STAGES: number of buffers in each ring of tiles. T: the type in which q and k are multiplied. SHORT_ENDS: see
+ * the member of that name. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
     /* Whether a work tile (BM rows of one head) begins and ends in a faster way: in the first tile of keys only scores
@@ -66,8 +68,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool WIDE = sizeof(T) == 2;
     /* whether consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* Under a mask, the work tiles of a section (several heads) are ordered together, see ending_order; SECTION is the
-     * bytes of K and V of its heads. Sections are small, so that V^T of the first heads is ready soon. Where consumers
+    /* SECTION: bytes of K and V of the heads of a section. Under a mask, the work tiles of a section are ordered
+     * together, see ending_order. Sections are small, so that V^T of the first heads is ready soon. Where consumers
      * help to make V^T, sections are twice as large as elsewhere. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
@@ -83,7 +85,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    /* whether the wait for the product O, and the rescaling of O, come in the middle of the softmax of the next tile */
+    /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
     /* whether largest_by_bits() finds maxima; at D = 256 no registers are free for it */
     static const bool BY_BITS = D < 256;
@@ -99,7 +101,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether the sums to which promotions add O are floats. Otherwise they are bfloat16, because shared memory has no
      * room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four of these sums take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums of O take */
 };
 
 /* A work tile: rows i0 to i0 + BM - 1 of head h of batch row b, with tiles of keys first to last - 1. */
@@ -107,19 +109,20 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, index, negative; /* negative: 1 if the scale is negative, so that scores must change their sign */
-    /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
+    /* c: the factor of scores, log2(e) * scale, times the absolute value of the scales of q and k; above 0. sink: the
+     * head's sink times log2(e), or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
 };
 
 enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
 
-/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end this memory holds the warp's
- * 16 rows of out on their way to global memory. */
+/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end of a work tile, the warp's 16
+ * rows of out pass through this memory to global memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each pair of rows: x, y: the sums l of the two rows; z, w: the maxima to which the sums of the two rows are
-     * relative */
+    /* for each pair of rows: x and y are the sums l of the two rows; z and w are the maxima to which the two rows' sums
+     * are relative */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -148,7 +151,8 @@ struct repair_note {
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN, in whose place V^T has a zero; it may be in a key that the rows do not see */
+/* bit of repair_note::rows: V had a NaN, and V^T has a zero in its place; the NaN may be in a key that the rows do not
+ * see */
 enum { V_NAN = 8 };
 
 struct plan {
@@ -191,8 +195,8 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The warp that hands out work: claims work tiles and passes them to the block's other warps. Its first lane publishes
- * them. */
+/* Claims work tiles and passes them to the block's other warps. One warp runs this function, and its first lane
+ * publishes the work tiles. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -234,7 +238,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. `ready`: number of the block of keys from which V^T is known to be ready. */
+    /* Loads tile j of V^T. V^T is known to be ready from the block of keys number `ready` on. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -253,8 +257,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* true: the work tile is released late, when only the loads of its last tiles of keys are left; its release
-             * lets the block claim the next work tile */
+            /* true: the work tile has several tiles of keys, so it is released only before the last of them is loaded;
+             * its release lets the block claim the next work tile */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -283,11 +287,11 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Returns l of the thread's two rows where products compute it. V has 8 additional columns, which are 1 and 1.75 in
- * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
- * same parts here, their quotient, out, loses less. How much l loses depends on the number by which P is multiplied.
- * The mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, changes
- * to the float8 forward). */
+/* Returns l (the sum of P) of the thread's two rows, in shapes whose product P V also computes l. V has 8 additional
+ * columns, which are 1 and 1.75 in turn, and a thread has two of them. A product loses part of a small P beside a large
+ * one. Because O and l lose the same parts here, their quotient, out, loses less. How much l loses depends on the
+ * number by which P is multiplied. The mean of the results of 1 and 1.75 has the smallest error of the numbers tried
+ * (kernels/MEASUREMENTS.md, changes to the float8 forward). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
@@ -298,8 +302,8 @@ DEVICE float2 counted(const float *sums)
  * multiplies them by 0, so they must always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factor for the sums in shared memory that is not applied yet; rows were rescaled by it after the last
-     * promotion */
+    /* factors by which the thread's two rows were rescaled after the last promotion; the sums in shared memory are not
+     * multiplied by them yet */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -310,8 +314,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Sets l and the maxima of the sums in shared memory to their initial values. Only where products compute l are
-     * there such l and maxima. */
+    /* Sets l and the maxima of the sums in shared memory to their initial values. Shapes whose products do not compute
+     * l have no such l and maxima. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -323,9 +327,10 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Where products compute l (the sum of P), sets `left`, the factors of the sums of the thread's two rows in shared
-     * memory, and returns the l of these rows (x, y) from shared memory. Otherwise does nothing. Call it before the
-     * sums are used. `left` is computed here from maxima and not kept, because registers are scarce. */
+    /* In shapes whose products compute l (the sum of P), returns l of the thread's two rows (x, y) from shared memory.
+     * It also sets `left`, the factors by which these rows' sums in shared memory must be multiplied. Call it before
+     * the sums are used. `left` is computed here from maxima and not kept, because registers are scarce. In other
+     * shapes the function does nothing. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -426,7 +431,7 @@ template <class X> struct attention {
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
      * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, all 64 rows see
-     * the first 64 keys of the tile, so no mask is applied to these. */
+     * the first 64 keys of the tile, so no mask is applied to these keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -609,7 +614,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* __any_sync tells ptxas that all lanes take the same branch, as in repair_own_rows() */
+            /* __any_sync tells ptxas that all lanes take the same branch; see repair_own_rows() */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
@@ -654,7 +659,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 
 /* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
  * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V are too slow
- * alone. On its way, the unit is in the memory of the warp's sums. */
+ * alone. The unit passes through the shared memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -724,7 +729,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    /* tile: the word of plan::counter; unit: the word of transpose_plan::next_unit */
+    /* tile: the counter from which work tiles are claimed; unit: the counter from which units of V^T are claimed */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
@@ -756,7 +761,7 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Blocks begin with work tiles of several heads, and the order mixes the units of V^T of
+/* Plans the transposition of V. Blocks begin with work tiles of several heads, so the order of the units of V^T mixes
  * these heads. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
@@ -841,8 +846,8 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape with a sufficient head size whose least number of keys (least_masked_Sk
- * under a mask, otherwise least_Sk) it reaches. If lse is wanted, only shapes that convert q and k to bfloat16 are
+/* The shapes. A problem takes the first shape whose head size is sufficient and whose least number of keys it reaches:
+ * least_masked_Sk under a mask, otherwise least_Sk. If lse is wanted, only shapes that convert q and k to bfloat16 are
  * used. */
 struct shape_row {
     int D;
@@ -857,7 +862,9 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages q and k, short   least number of keys without a mask, with a mask */
+    /* D: largest head size; C: consumers; BN: keys per tile; stages: buffers of a ring; q and k: the type in which they
+     * are multiplied; short: shape::SHORT_ENDS
+     *        D    C  BN stages q and k, short   least number of keys without a mask, with a mask */
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),

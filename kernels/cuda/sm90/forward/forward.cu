@@ -29,7 +29,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
  * warpgroups and narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages Dv, form            masks             least number of keys */
+    /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
+     *        D    C  BN stages Dv, variant         masks             least number of keys */
     row<shape<64,  3, 128, 4>>                     (OPEN | CAUSAL,    1025),
     row<shape<64,  4, 64,  4>>                     (OPEN | CAUSAL,    0),
     row<shape<64,  3, 128, 4, 64,  WINDOWED>>      (WINDOW,           0),

@@ -22,7 +22,8 @@ template <class X> constexpr pair_row row()
 
 /* clang-format off */
 const pair_row pair_shapes[] = {
-    /*        D    C  BN stages Dv, form */
+    /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
+     *        D    C  BN stages Dv, variant */
     row<shape<64,  2, 128, 4, 64,  WITH_PAIRS>>(),
     row<shape<128, 2, 128, 2, 128, WITHOUT_BIAS>>(),
     row<shape<128, 2, 96,  2, 128, WITH_PAIRS>>(),

@@ -25,13 +25,13 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
 
 struct plan {
-    ending_order order; /* the order in which work tiles are claimed; in packed problems some have no rows */
+    ending_order order; /* the order in which work tiles are claimed; in packed problems some work tiles have no rows */
     int B, H, group, Sq, Sk;
     int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the scale (or the softcap, if there is one), above 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    bool ends_of_queries; /* copy of cuda_args::ends_of_queries */
+    bool ends_of_queries; /* true: a sequence may have fewer queries than its tensor has rows */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
@@ -84,8 +84,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
 }
 
 /* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. Row
- * r has query r >> shift; with a shift, work_tile::h is the first of 2^shift query heads, and work_tile::Sq counts
- * rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other sequences. */
+ * r belongs to query r >> shift. If shift is above 0, work_tile::h is the first of 2^shift query heads, and
+ * work_tile::Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
+ * sequences. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -145,8 +146,9 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Offsets in scratch memory, in this order: plan::before of all work tiles, and the flags of their warps; with
- * FlashMask, the smallest and largest bounds of the mask for each tile of keys; with float8, q, k and v as bfloat16. */
+/* Where the parts of the scratch memory begin. First come plan::before of all work tiles, and the flags of their warps.
+ * With FlashMask, the smallest and largest bounds of the mask for each tile of keys follow. With float8, q, k and v as
+ * bfloat16 follow. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* offsets in bytes */
 };
@@ -253,7 +255,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Sets those members of struct pair_plan that its base, struct plan, does not have. */
+/* Sets the members of struct pair_plan that struct plan does not have, and sets `reference`, `mods` and `mask` anew. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

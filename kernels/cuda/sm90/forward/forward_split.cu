@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(X::DV)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* Returns the number of work tiles of rows per head, and the number of heads (query heads, or groups of 2^shift). */
+/* tiles_per_head() returns the number of tiles of rows per head. heads_of() returns the number of heads; 2^shift query
+ * heads of a group count as one head. */
 int64_t tiles_per_head(const split_rule &r, const attn_dims &d)
 {
     return d.packed ? (d.total_q << r.shift) / SPLIT_BM + d.B : attn_tiles(d.Sq << r.shift, SPLIT_BM);
@@ -101,18 +102,19 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes; /* of_row, sums, bytes: offsets in the workspace, in bytes */
 };
 
-/* Where splits are work tiles, a batch whose work tiles fill at least half of the multiprocessors has at most MANY
- * splits per multiprocessor, so that their sums stay in the L2, and MOST_TILES tiles of rows per multiprocessor. */
+/* Limits for batches whose tiles of rows are more than half as many as the multiprocessors. Each split is a work tile
+ * only if there are at most MANY splits per multiprocessor, so that their sums stay in the L2, and at most MOST_TILES
+ * tiles of rows per multiprocessor. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits of its rows. Its result changes only the time, not the bits. tiles:
- * number of tiles of rows. count: the largest number of splits. */
+/* Returns whether a work tile computes all splits of its rows. The answer changes only the time, not the bits of the
+ * results. tiles: number of tiles of rows. count: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
     /* The lengths of packed sequences, and so their numbers of splits, are in device memory. If each sequence had work
-     * tiles for as many splits as any may have, most work tiles would be empty. Therefore one work tile computes all
-     * splits. */
+     * tiles for the largest possible number of splits, most work tiles would be empty. Therefore one work tile computes
+     * all splits. */
     if (d.packed) return true;
     const int64_t fill = chip->multiprocessors;
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
@@ -187,7 +189,9 @@ template <class X> constexpr split_row row(int least)
 
 /* clang-format off */
 const split_row shapes[] = {
-    /*        D    C  BN stages Dv, form          least */
+    /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring; least: the
+     * least number of keys of a split
+     *        D    C  BN stages Dv, variant       least */
     row<shape<64,  2, 128, 4, 64,  SPLIT>>       (1024),
     row<shape<128, 2, 128, 2, 128, SPLIT>>       (1024),
     row<shape<256, 2, 80,  2, 256, SPLIT>>       (512),
@@ -216,7 +220,7 @@ split_rule split_rule_of(const attn_plan *plan)
     const split_row &x = shape_of(d);
     const bool fits = g.group <= 64 && (g.group & (g.group - 1)) == 0;
     while (fits && 1 << r.shift < g.group) r.shift++;
-    /* kernels number the rows of a packed problem by int */
+    /* kernels count the rows of a packed problem in an int, so larger problems are not split */
     if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
     r.BN = x.BN, r.least = x.least;
     r.queries = (int)attn_min64(p->whole_queries, FAR);

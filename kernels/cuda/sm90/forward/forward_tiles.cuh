@@ -71,9 +71,9 @@ namespace {
  * WITH_PAIRS, but without a bias, which takes registers. SPLIT: like PLAIN, for forward_split.cu. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
 
-/* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
- * tile; STAGES buffers for tiles in each ring; the variant. PRODUCER and CONSUMER are registers per thread (the C + 1
- * warpgroups of a block share 65536). */
+/* The shape of a kernel instance. D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN:
+ * keys per tile. STAGES: number of buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER
+ * are registers per thread (the C + 1 warpgroups of a block share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
@@ -109,7 +109,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
-/* The type of the plan that a kernel instance gets: with bias, keep_mask and dropout, or without them. */
+/* The type of the plan that a kernel instance gets: pair_plan with bias, keep_mask and dropout, split_plan with splits,
+ * and otherwise plan. */
 template <class X>
 using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
@@ -171,7 +172,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Row r of a work tile has query r >> shift_of(p). */
+/* Row r of a work tile belongs to query r >> shift_of(p). */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.splits.shift;
@@ -210,8 +211,8 @@ template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. At the end the warp hands out those work tiles of
- * this block again whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. At the end, the warp hands out again those of the
+ * block's work tiles whose results were not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -254,7 +255,7 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Publishes work tile x, or with splits those splits of its keys that this block computes. */
+    /* Publishes work tile x. With splits, publishes each split of its keys that this block computes. */
     DEVICE void give_all(work_tile x)
     {
         if constexpr (!X::SPLITS) give(x);
@@ -322,8 +323,8 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q of all consumers where a work tile has rows of several heads. In the tensor map, heads are rows and
-     * queries are heads. */
+    /* Loads Q of all consumers where a work tile has rows of several heads. The tensor map exchanges heads and queries:
+     * its rows are heads, and its heads are queries. */
     DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
@@ -596,8 +597,8 @@ template <typename T, class X> struct attention {
     }
 
     /* With LATE_WAIT, releases the buffer of K in the middle of the softmax. ptxas moves the wait for O up to the
-     * release that precedes it; after a release before the softmax, no product of this warpgroup would run during the
-     * softmax. The release depends on the sum, so that ptxas cannot move it. Its condition always holds (a sum is never
+     * release before it. If the release came before the softmax, no product of this warpgroup would run during the
+     * softmax. The release depends on `sum`, so that ptxas cannot move it. Its condition always holds (a sum is never
      * below -slack), but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
@@ -964,8 +965,8 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Computes the rows that see a value that is not finite one by one, in the work tiles for which this warp has set its
- * flag. The function is not inlined, so that the loop over keys keeps its uniform registers (see
+/* In the work tiles for which this warp has set its flag, computes one by one the rows that see a value that is not
+ * finite. The function is not inlined, so that the loop over keys keeps its uniform registers (see
  * attention::warp_uniform()). The flags and the list of work tiles are complete, because they were written before the
  * scheduler published STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
@@ -1016,7 +1017,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
         if constexpr (X::SPLITS)
-            if (!p.in_turn) return; /* merge_splits() computes these rows, after all splits are stored */
+            if (!p.in_turn) return; /* merge_splits() computes again the rows that are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }

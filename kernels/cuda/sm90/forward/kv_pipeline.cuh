@@ -1,10 +1,11 @@
 /* kv_pipeline.cuh: how the warps of a block of the forward kernels pass data to each other.
  *
- *   work  a work tile (BM queries of one head) and each consumer's part of it, from the warp that hands out work to all
- *         other warps
- *   Q     64 rows for each consumer, released after the last keys were multiplied
- *   K, V  a ring each, which continues from one work tile to the next. K is requested one tile of keys ahead of V,
- *         because a consumer issues S = Q K^T of a tile before O += P V of the tile before it.
+ *   work  The warp that hands out work passes a work tile (BM queries of one head), and each consumer's part of it, to
+ *         all other warps.
+ *   Q     Each consumer gets 64 rows of Q. It releases them after their product with the last keys.
+ *   K, V  There is one ring of K tiles and one of V tiles. Both continue from one work tile to the next. K is requested
+ *         one tile of keys ahead of V, because a consumer issues S = Q K^T of a tile before O += P V of the tile
+ *         before.
  *
  * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
  * `work` and parts[C]. */
@@ -64,12 +65,12 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile in sm.work, and the warp that loads tiles needs the next one. All
- * lanes of the warp must call this. */
+/* Waits until all readers have read the work tile in sm.work, and until the warp that loads tiles needs the next work
+ * tile. All lanes of the warp must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* otherwise a lane far behind the others could miss a phase of the barrier at the next call */
+    __syncwarp(); /* without this barrier, a lane far behind the others could miss a phase at the next call */
     at.next();
 }
 
@@ -198,10 +199,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS:
- * all rows of the warpgroup have seen scores so high that largest_by_bits() may find maxima; it is true only with
- * HIGH_LOOP, from the step on before which high() returns true. Each combination of MASKED and BY_BITS has its own
- * loop. */
+ * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS
+ * is true only with HIGH_LOOP, and only after high() has returned true: all rows of the warpgroup have seen scores so
+ * high that largest_by_bits() may find maxima. Each combination of MASKED and BY_BITS has its own loop. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

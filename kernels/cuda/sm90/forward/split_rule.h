@@ -10,8 +10,9 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* Number of work tiles that a key/value head should have: with eight key/value heads, 16 work tiles of each nearly fill
- * the 132 multiprocessors of an H100. Rows that fill more than half as many tiles are not split. */
+/* The largest number of work tiles that splits should give a key/value head. With eight key/value heads, 16 work tiles
+ * of each nearly fill the 132 multiprocessors of an H100. The keys of rows that fill more than half as many tiles are
+ * not split. */
 enum { SPLIT_TILES = 17 };
 
 /* The numbers of a problem that determine how long splits are. */
@@ -22,9 +23,9 @@ struct split_rule {
     int BN;      /* number of keys per tile */
     int least;   /* the least number of keys that a split may have */
     int queries; /* number of queries of the whole problem, if this problem is a part of it; 0: it is not a part */
-    int window;  /* number of keys that the rows of a work tile see at most, by causal and window */
-    /* A work tile has the rows of 2^shift query heads of a group; row r has query r >> shift. per_tile: number of query
-     * heads of a group, divided by 2^shift. */
+    int window;  /* the largest number of keys that the rows of a work tile see under a causal mask or a window */
+    /* A work tile has the rows of 2^shift query heads of a group; row r belongs to query r >> shift. per_tile: number
+     * of query heads of a group, divided by 2^shift. */
     int shift, per_tile;
 };
 
@@ -56,7 +57,7 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window may begin and end within a tile of keys */
+    /* a window may begin and end within a tile of keys, so it can touch two tiles more than it fills */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }
@@ -64,8 +65,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 /* Returns the rule for a problem that sm90_forward takes. */
 split_rule split_rule_of(const attn_plan *plan);
 
-/* Returns whether forward_split.cu computes all sequences of the problem, or some (with lengths in device memory), or
- * none. */
+/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, or some (with lengths in
+ * device memory), or none. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 

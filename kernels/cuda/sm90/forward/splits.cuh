@@ -1,10 +1,10 @@
 /* splits.cuh: work tiles that have a part of their rows' keys (a split), and the sums of splits.
  *
  * A split's result is O, which is not divided by l, and two numbers for each row: `top` and l. The exponentials in O
- * and l are divided by 2^top. Splits are added in their order, the first ones first, by `fold`. Either each split is a
- * work tile, which stores its result, and the kernel merge_splits() adds them; or (split_plan::in_turn) a work tile
- * computes all splits of its rows, one after the other, and keeps the sum in memory. Both give the same bits, because
- * they do the same operations in the same order.
+ * and l are divided by 2^top. `fold` adds splits in their order, the first ones first. There are two ways to compute
+ * them. Each split may be a work tile, which stores its result; the kernel merge_splits() then adds the results. Or,
+ * with split_plan::in_turn, a work tile computes all splits of its rows, one after the other, and keeps the sum in
+ * memory. Both ways give the same bits, because they do the same operations in the same order.
  *
  * The rows of a work tile are the queries of 2^shift query heads of a group: row r is query r >> shift of head r %
  * 2^shift. Grouped heads thus fill a work tile where there are few queries. */
@@ -18,7 +18,8 @@ namespace {
 struct split_plan : plan {
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     bool in_turn; /* true: a work tile computes all splits of its rows; false: each split is a work tile */
-    float4 *sums; /* [slot][warp][4 numbers of O][lane]; a slot belongs to a work tile, or with in_turn to a block */
+    float4 *sums; /* sums of O; indices: slot, warp, 4 numbers of O, lane. There is a slot for each work tile or,
+                   * with in_turn, each block. */
     /* [slot][warp][lane]: x and y are `top` and `l` (see split_end) of the first of the lane's two rows, z and w those
      * of the second */
     float4 *of_row;
@@ -43,7 +44,8 @@ template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, in
     return x;
 }
 
-/* Returns work tile t with all keys that its rows see, where one work tile computes all splits. */
+/* Returns work tile t: all keys that its rows see, and the number of its split. Where one work tile computes all
+ * splits, that number is 0. If the rows have no split of that number, i0 is SKIP. */
 template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
     work_tile x = split_rows_of<BM, BN>(p, t / p.most);
@@ -55,8 +57,8 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
 
 /* ---- The sums of splits ------------------------------------------------------------------------------------------ */
 
-/* Combines two partial results of a row, relative to the larger of their two `top`. The operations are intrinsics,
- * whose rounding the compiler cannot change: two kernels use this struct and must get the same bits. */
+/* Combines two partial results of a row. The sum is relative to the larger of their two `top`. The operations are
+ * intrinsics, whose rounding the compiler cannot change: two kernels use this struct and must get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
@@ -70,8 +72,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Adds O and `end` of the next split to the sums of the splits before. before: top and l of both rows. O_of(n): four
- * numbers of the sum O, of which two belong to each row. */
+/* Adds the sums of all earlier splits to O and `end` of the next split. `before` has top and l of both rows of the
+ * earlier splits. O_of(n) returns four numbers of their O, two for each row. */
 template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, float (&O)[N], split_end &end)
 {
     const fold first(before.x, end.top[0]), second(before.z, end.top[1]);
@@ -85,7 +87,7 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* Where a warp's sums lie in memory. Each thread reads only what it has written itself. */
+/* Where a warp's sums lie in memory. Each thread reads only the sums that it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)

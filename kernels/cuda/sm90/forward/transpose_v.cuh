@@ -22,15 +22,16 @@
 enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
-/* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
+/* Values of the mark of a unit (128 keys by 64 channels of V). 0: not ready. THERE: ready. THERE_NONFINITE: ready, with
+ * zeros in place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan: parameters of the transposition ------------------------------------------------------------------- */
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes. sweep: a warp requests several rows of V at a time; the next such rows
-     * lie this many bytes behind them */
+    /* batch, head, row: strides of V in bytes. sweep: distance in bytes from the rows of V that a warp requests at a
+     * time to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -116,7 +117,8 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* Transposes units. MEMORY is transpose_memory, or a type with members of the same names. */
+/* Transposes units of V (128 keys by 64 channels). MEMORY is transpose_memory, or a type with members of the same
+ * names. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
@@ -138,7 +140,8 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* with the first step, prefetch the rows of all steps into the L2 */
+        if (STEPS > 1 && step == 0) /* with the first step (part of a unit), prefetch the rows of all steps into the
+                                     * L2 cache */
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
@@ -159,7 +162,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: the two keys 8 further on */
+                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: keys 2m + 8 and 2m + 9 */
                 uint32_t v[4], w[4], sums = 0;
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
@@ -259,7 +262,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* afterwards all lanes see the V^T whose mark only one lane has read (acquire) */
+    __syncwarp();               /* afterwards all lanes see V^T, although only one lane has read (acquired) each mark */
     fence_proxy_async_global(); /* afterwards TMA sees the V^T that is ready */
     return ready;
 }

@@ -2,10 +2,10 @@
  * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
  *
  * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
- * tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Each of two consumer warpgroups has half of O's
- * 512 columns, 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w, and passes P to the
- * other warpgroup through shared memory. Thus the softmax of one warpgroup runs during the products of the other (the
- * "seesaw" of FlashMLA). For each pair of tiles:
+ * tiles of 64 keys. Shared memory holds Q and two tiles, 216 KB in all. Each of two consumer warpgroups accumulates
+ * half of O's 512 columns, in 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w (0 or
+ * 1), and passes P to the other warpgroup through shared memory. Thus the softmax of one warpgroup runs during the
+ * products of the other (the "seesaw" of FlashMLA). For each pair of tiles:
  *
  *     left, columns 0 .. 255                        right, columns 256 .. 511
  *       S0 = Q K0^T
@@ -22,10 +22,12 @@
  *
  * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
  * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
- * only, not to the values. Once the tile's scores are computed, P is stored in their place. They are released together
- * with the half that the other warpgroup multiplies by P. Halves are released in the order left 0, right 0, right 1,
- * left 1, a quarter of the time apart, and requested in that order. The left warpgroup multiplies before it passes P0
- * on, and issues only the scores of two boxes after its last product, so that it releases its halves early.
+ * only, not to the values. Once the tile's scores are computed, P is stored in place of these columns. They are
+ * released together with the half that the other warpgroup multiplies by P. Halves are released, and then requested
+ * again, in this order: left half of stage 0, right half of stage 0, right half of stage 1, left half of stage 1. A
+ * quarter of the time for two tiles lies between two releases. The left warpgroup multiplies before it passes P0 on,
+ * and issues only the scores of two boxes (64 columns each) after its last product, so that it releases its halves
+ * early.
  *
  * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
  * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
@@ -34,10 +36,10 @@
  * 1152 of them (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach
  * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
  * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
- * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1
- * waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36 bytes per
- * clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take TMA as long as a
- * load.
+ * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden. The
+ * product S1 waits for the half of a stage that was released last, while TMA still loads the halves before it (30 to 36
+ * bytes per clock). Also, the products S0 and S1 end at the same time. There is no prefetch to the L2, because it would
+ * take TMA as long as a load.
  *
  * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
  * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
@@ -68,12 +70,12 @@ enum { PIECES = 5 };
 /* the consumers (warpgroups that multiply) keep the last KEPT boxes of Q in registers; a box has 64 columns */
 enum { KEPT = 3 };
 
-/* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies; RIGHT: those of the
- * right warpgroup. */
+/* The two halves of a buffer for keys. LEFT: the columns of V that the left warpgroup multiplies. RIGHT: the columns of
+ * V that the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
 
-/* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier before MEET. The 128 threads of
- * a warpgroup meet at MEET + LEFT or MEET + RIGHT. */
+/* Numbers of the named barriers. All 256 threads of the consumers meet at each barrier whose number is below MEET. The
+ * 128 threads of a warpgroup meet at MEET + LEFT or MEET + RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
@@ -340,7 +342,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. The caller has issued the product that computes this tile's scores. */
+    /* Processes the tile in buffer 0. The caller has issued the product that computes this tile's scores. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -566,14 +568,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The kernels that combine partial results -------------------------------------------------------------------- */
 
-/* A row's split groups are added up in this many parts: part n adds up groups n, n + 4, n + 8 and so on. At the end the
- * parts are added up. */
+/* COMBINE_PARTS: number of parts in which a row's split groups are added up. Part n adds up groups n, n + 4, n + 8 and
+ * so on. At the end the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
  * split group); a thread has four columns (see piece_of()). If no part has more than one group, PARTS is 1, and 128
- * threads add up all groups. A row that is not sound (see is_sound()) is computed again by one warp; this is rare, and
- * the bound on registers is not chosen for it. */
+ * threads add up all groups. A row that is not sound (see is_sound()) is computed again by one warp. Such rows are
+ * rare, so the bound on registers is not chosen for them. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -676,8 +678,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* The grid, and the offsets in the workspace. A block computes a split group or a single split, with the same bits; the
- * plan takes the way that needs fewer waves of blocks. */
+/* The grid, and the offsets in the workspace. A block computes a split group or a single split; both ways give the same
+ * bits. The plan takes the way that needs fewer waves of blocks. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
@@ -704,7 +706,7 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
     return y;
 }
 
-/* Returns whether v is the first columns of k, in the same memory. */
+/* Returns whether v consists of the first columns of k, in the same memory. */
 bool values_are_keys(const attn_geometry &g)
 {
     const attn_view &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
@@ -722,7 +724,8 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* the largest number of keys of a sequence: keys and windows are counted in 32 bits */
+    const int64_t FAR = 1 << 29; /* a sequence must have fewer keys than this, because keys and windows are counted
+                                  * in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;

@@ -20,13 +20,12 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* tiles: number of tiles of 64 rows; units: the most units (splits or split groups) that a sequence may have */
+    /* tiles: number of tiles of 64 rows; units: the largest number of units (splits or split groups) of a sequence */
     int tiles, units;
-    /* true: a unit is a group of splits, which one block computes one after the other; false: a unit is a single
-     * split */
+    /* true: a unit is a group of splits, which one block computes one after the other; false: each unit is one split */
     int walks;
     float4 *O;      /* sums O of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each row of O: x: its reference m in base 2, see fold; y: the sum l */
+    float2 *ml;     /* for each row of O: x is its reference m in base 2 (see fold), and y is its sum l */
     uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
@@ -37,7 +36,8 @@ __host__ __device__ inline int64_t least_split_keys(bool wide)
     return wide ? 1024 : 512;
 }
 
-/* Returns the number of keys per split. Long sequences have enough splits to fill a GPU. */
+/* Returns the number of keys per split: from the least number, in short sequences, up to twice that number in long
+ * sequences, which have enough splits to fill a GPU. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = least_split_keys(wide);
@@ -63,7 +63,8 @@ inline int64_t most_splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* some row sees keys first to last - 1; length: number of keys per split; splits: number of splits */
+    /* first to last - 1: the keys that the rows see, from the beginning of a tile on; length: number of keys per split;
+     * splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };

@@ -45,8 +45,8 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 }
 
 /* Like mbarrier_wait(), but suspends the thread until the phase is complete, for at most 10 ms at a time. This wait
- * does not poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work; in the consumers'
- * loops it was not faster. */
+ * does not poll shared memory, whose bandwidth wgmma needs. Use it in threads without other work. In the loops of
+ * warpgroups that multiply, it was not faster than mbarrier_wait(). */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -79,7 +79,8 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Loads a box, as the function above does, with a cache policy for the L2 (createpolicy, PTX ISA 9.7.9.16). */
+/* Like tma_load_4d() without `policy`, but loads the box with a cache policy for the L2 cache (createpolicy, PTX ISA
+ * 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {

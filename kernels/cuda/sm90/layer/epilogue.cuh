@@ -1,13 +1,13 @@
 /* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
- * finite, and the store of O. Rows that tensor cores cannot compute get a flag, and are computed again later, one by
- * one. */
+ * finite, and the store of O. Rows that tensor cores cannot compute get a flag. Warps compute these rows again later,
+ * one by one. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where out and lse are written, and the sinks, which are added to the sums of rows at the end. */
+/* Addresses and strides of out, lse and the sinks. A head's sink is added to the softmax sum of each row at the end. */
 struct results {
     void *out;  /* NULL: out is not wanted */
     float *lse; /* NULL: lse is not wanted */
@@ -28,7 +28,7 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* Returns the sink of a head in base 2, or -inf if there is no sink. */
+/* Returns the sink of head h times log2(e) (that is, in base 2), or -inf if there is no sink. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
@@ -37,14 +37,15 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* What end_rows() computes for the two rows of a thread: `factor`, by which O is multiplied; and `top`: the
- * exponentials in l are divided by 2^top. */
+/* What end_rows() computes for the two rows of a thread. O is multiplied by `factor`. The exponentials in the sum l are
+ * divided by 2^top. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* Computes the factors by which O becomes out: v_scale / l. Adds the sink to l. x.l is this lane's part of the sum of
- * each row, and becomes the whole sum; with WHOLE, x.l is the whole sum already. */
+/* Adds the sink to the sum l of each row, and computes v_scale / l, the factors by which O becomes out. Before the
+ * call, x.l is this lane's part of each sum; afterwards it is the whole sum. WHOLE: x.l is the whole sum before the
+ * call too. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -98,7 +99,7 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* Returns the address of row `line` of head h in out. */
+/* Returns the address of row `line` of head h in the tensor out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -120,26 +121,26 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
     }
 }
 
-/* Copies rows that store_rows() has put into shared memory to global memory, whole rows at a time. `count` is the
- * number of rows that exist, at most 16. Each lane copies 16 bytes at a time. */
+/* Writes a warp's rows of O to shared memory, and copies them from there to global memory, whole rows at a time.
+ * `count` is the number of rows that exist, at most 16. Each lane copies 16 bytes at a time. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
     /* PIECES: number of pieces of 16 bytes in a row; PITCH: number of pieces from one row to the next in shared memory.
-     * A row's piece stays in its chunk of 8 pieces. */
+     * The swizzle moves a piece only within its group of 8 pieces. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the 32 lanes store at a time, with one 16-byte piece per lane; 0 if 32 pieces are not a
-     * number of whole rows */
+    /* number of rows that the 32 lanes store at a time, with one 16-byte piece per lane; 0 if 32 is not a multiple of
+     * PIECES */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* load all words before the first one is stored: the loads are in flight together */
+        uint4 words[D / 16]; /* all words are loaded before the first one is stored, so the loads overlap */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
         /* This call keeps all loads before the first store. Without it ptxas would move the last load behind the
@@ -158,8 +159,9 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* Returns where TMA (store_tile()) expects piece `piece` of row i, as a number of pieces. The layout is chunks of 64
- * columns one after the other, with 8 pieces per row of a chunk. */
+/* Returns the position of the 16-byte piece number `piece` of row i, counted in pieces, in the layout from which TMA
+ * stores a tile (store_tile()). The layout is chunks of 64 columns one after the other, with 8 pieces per row of a
+ * chunk. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
@@ -194,8 +196,7 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* Stores rows of O directly from registers, 16 bytes per lane. It is used if O does not fit into shared memory on its
- * way to global memory. */
+/* Stores rows of O directly from registers, 16 bytes per lane. It is used where shared memory has no room for O. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
@@ -216,8 +217,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 
 /* ---- Storing gradients in float32 -------------------------------------------------------------------------------- */
 
-/* Stores a warp's 16 float32 rows. They pass through 2 KB of the warp's shared memory, 32 columns at a time. Piece c
- * (16 bytes) of row r lies there at place c ^ (r & 7) of its row. */
+/* Stores a warp's 16 float32 rows. They pass through 2 KB of the warp's shared memory, 32 columns at a time. In shared
+ * memory, piece c (16 bytes) of row r is the piece number c ^ (r & 7) of its row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
                          uint16_t *staging, int lane)
@@ -262,8 +263,9 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores a row of a gradient, from the tensor's element `place` on: as float32 if the tensor is float32, otherwise in
- * type T. The last arguments are those of store_rows(): shared memory, if any, and the lane. */
+/* Stores `count` rows of a gradient, from the tensor's element number `place` on. The rows are stored as float32 if the
+ * tensor is float32, and otherwise in type T. `rest` has the last arguments of store_rows(): shared memory, if any, and
+ * the lane. */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -275,9 +277,9 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Computing rows again whose results are not finite ----------------------------------------------------------- */
 
-/* Scans flags and repairs rows. There is one flag per work tile and warp, which stands for 16 rows. A warp reads 32
- * flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the warp
- * call repair(n, flag). */
+/* Scans flags and repairs rows. A flag stands for the 16 rows of a work tile that one warp computed, or in latent.cu
+ * for one row. A warp reads 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is
+ * not 0, all lanes of the warp call repair(n, flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

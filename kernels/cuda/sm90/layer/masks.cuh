@@ -2,7 +2,8 @@
  * FlashMask hides further pairs.
  *
  * With FlashMask, the kernel tile_extremes first finds the smallest and largest bounds in each tile of keys. The
- * scheduling warp then lists the tiles that its rows see. All other tiles are neither loaded nor multiplied. */
+ * block's scheduling warp then lists the tiles of keys that the rows of its work tile see. All other tiles are neither
+ * loaded nor multiplied. */
 #ifndef ATTN_SM90_MASKS_CUH
 #define ATTN_SM90_MASKS_CUH
 
@@ -11,8 +12,8 @@
 /* ---- Masks that leave a band of keys: causal, window, lengths ---------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The tile's keys
- * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: the mask hides no key on the left. Row r has the
- * query with the number r >> shift. */
+ * begin at j0, and all rows see the first FIRST of them. RIGHT_ONLY: the mask hides no key on the left. Row r belongs
+ * to query r >> shift. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane, int shift = 0)
 {
@@ -32,8 +33,7 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* n bounds for each key: rows at which the mask begins to hide the key, or ceases to; `group` query heads share
-     * them */
+    /* for each key, n row numbers at which the mask begins or ceases to hide the key; `group` query heads share them */
     const int32_t *bounds;
     int64_t batch, head, row;
     /* the smallest and the largest FlashMask bound of each tile of keys; indices: head, tile of keys */
@@ -54,15 +54,15 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: at least one pair of the tile is
- * visible. `part`: some but not all pairs are visible. */
+/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: at least one pair of a query and a
+ * key of the tile is visible. `part`: some but not all of these pairs are visible. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden: fills `seen`, and narrows `tiles` to the range from the first to the
- * last such tile. kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
+/* Lists the tiles of keys that are not hidden. It fills `seen`, and narrows `tiles` to the range from the first visible
+ * tile to the last. kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -95,7 +95,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next lower tile in the list of visible tiles, below tile j. The list must have such a tile. */
+/* Returns the next lower tile in the list of visible tiles, below tile j. The list must have a tile below j. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;

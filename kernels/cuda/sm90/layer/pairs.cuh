@@ -3,8 +3,8 @@
  *   keep_mask   The kernel keep_bits first turns the mask's bytes into bits, by row and tile of keys, and finds hidden
  *               tiles. Hidden tiles are neither loaded nor multiplied.
  *   bias        A warp reads the bias from its tensor into registers, one tile ahead.
- *   dropout     A lane draws in registers (philox.h). A draw decides for eight keys of a row. The four lanes that share
- *               two rows make a fourth of the draws each, and then exchange them.
+ *   dropout     A lane draws random bits in registers (philox.h). One draw decides for eight keys of a row. Four lanes
+ *               share two rows: each of them makes a quarter of the draws, and then the lanes exchange the bits.
  *
  * A thread's scores of a tile of N keys are in the order of wgmma's results (ptx.cuh): register n * 4 + half * 2 + e is
  * row i0 + half * 8, column n * 8 + lane % 4 * 2 + e. */
@@ -30,8 +30,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score m of a row, which exact_reference keeps as a raw score, to base 2 as in_base_2() does.
- * unit: the factor from raw scores to true scores. */
+/* Converts the largest score m of a row to base 2, as in_base_2() does. m is a raw score, which exact_reference keeps:
+ * m * unit is the true score. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -43,12 +43,12 @@ struct largest_in_base_2 {
 /* ---- keep_mask as bits, row by row ------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
- * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. Each 64 rows have one byte per
- * tile of keys, see tile_kind. */
+ * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. `kinds` has one byte for each 64
+ * rows and tile of keys: bits of tile_kind. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides of batch rows, heads and queries, counted in rows of words; 0: the axis is broadcast */
+    /* strides between batch rows, heads and queries; the unit is all words of one query; 0: the axis is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -85,8 +85,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each
- * 8 columns, from 8 n on, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of x is the bit of the left neighbour, and
+/* Returns the two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of
+ * columns 8 n to 8 n + 7, a lane has two neighbours. Bit 2 n + lane % 4 / 2 of x is the bit of the left neighbour, and
  * the same bit of y is the bit of the right neighbour. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
@@ -126,8 +126,8 @@ template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&word
     }
 }
 
-/* Converts a keep_mask to bits. A block has KIND_ROWS rows and goes through the tiles of keys. A lane reads four keys
- * of a row at a time. */
+/* Converts a keep_mask to bits. A block has KIND_ROWS rows and goes through the tiles of keys. A lane reads the bytes
+ * of four keys of a row at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     keep_bits(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_bits kept, int heads)
@@ -186,14 +186,15 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 
 /* ---- keep_mask as bits, key by key ------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries: bit n of the first
- * word is query 2 n, bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
- * keys that do not exist. Each KIND_KEYS keys have one byte per COLUMN_QUERIES queries, see tile_kind. */
+/* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries. Bit n of the first
+ * word is query 2 n; bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries
+ * and keys that do not exist. `kinds` has one byte for each KIND_KEYS keys and COLUMN_QUERIES queries: bits of
+ * tile_kind. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* strides of batch rows and heads, counted in heads (all words of a head); 0: the axis is broadcast */
+    /* strides between batch rows and heads; the unit is all words of one head; 0: the axis is broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
@@ -223,8 +224,8 @@ DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, 
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
 }
 
-/* Returns the tile_kind of keys [j0, j0 + KIND_KEYS) for `count` tiles of queries from `tile` on. j0 must be a multiple
- * of KIND_KEYS. */
+/* Returns the bits of tile_kind of keys [j0, j0 + KIND_KEYS) for `count` tiles of queries from `tile` on. j0 must be a
+ * multiple of KIND_KEYS. */
 DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, int count)
 {
     const int64_t head = b * kept.batch + h * kept.head, blocks = attn_tiles(kept.keys, KIND_KEYS);
@@ -332,8 +333,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
 }
 
 /* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
- * number takes a register; two 16-bit numbers share one. rows[r]: address of column lane % 4 * 2 of the bias of the
- * thread's row r. */
+ * number takes one register; two 16-bit numbers take one together. rows[r] is the address of the bias of the thread's
+ * row r, at column lane % 4 * 2. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {
@@ -385,8 +386,9 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* dropout keeps a pair if its 16 random bits, as the upper half of a word, are above this number */
-    float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
+    /* dropout keeps a pair if its 16 random bits, in the upper half of a word, make the word greater than this */
+    uint32_t most;
+    float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
     int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */

@@ -1,14 +1,15 @@
 /* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, and the order in
  * which warpgroups issue products.
  *
- *  ring          stages of shared memory that are filled one after the other, again and again. Each stage has a pair
- *                of barriers: `full` completes when its tile has arrived, `empty` when all readers have released it.
- *  turns         the consumer warpgroups issue their products one after the other (named barriers), so that the
+ *  ring          Stages (buffers in shared memory) are filled one after the other, again and again. Each stage has a
+ *                pair of barriers. `full` completes when the stage's tile has arrived. `empty` completes when all
+ *                readers have released the stage.
+ *  turns         The consumer warpgroups issue their products one after the other (named barriers), so that the
  *                softmax of one runs during the products of another. A warpgroup without a product passes its turn.
- *  a stage that  a warpgroup whose product does not read a stage meets at a barrier before it releases the stage.
- *  nobody reads  Without this barrier, a warp that still waits for the stage could miss the phase, once the stage is
- *                filled again. With a product no barrier is needed: one thread of the warpgroup arrives when the
- *                product has retired, because all four warps have then waited for the stage. */
+ *  a stage that  If no product of a warpgroup reads a stage, the warpgroup's four warps meet at a barrier before one
+ *  nobody reads  thread releases the stage. Otherwise a warp that still waits for the stage could miss the phase, once
+ *                the stage is filled again. After a product no such barrier is needed: when the product has retired,
+ *                all four warps have waited for the stage. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 
@@ -64,8 +65,8 @@ template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count towards the stage's barrier
- * `full`, or towards the barrier `other` if one is given. */
+/* Waits until the stage (a buffer of the ring) is free, and then starts to load a tile into it. The loaded bytes count
+ * towards the stage's barrier `full`, or towards the barrier `other` if one is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -96,8 +97,8 @@ template <int C> struct consumer {
         await_turn();
         next_turn();
     }
-    /* begin_turns() must be called before the first turn (the right to issue products), which is consumer 0's.
-     * end_turns() must be called after the last turn, so that no arrival is left over. */
+    /* A turn is the right to issue products; consumer 0 has the first turn. begin_turns() must be called before the
+     * first turn, and end_turns() after the last one, so that no arrival is left over at a barrier. */
     DEVICE void begin_turns() const
     {
         if (w == C - 1) next_turn();
@@ -110,7 +111,7 @@ template <int C> struct consumer {
     /* Waits until all four warps of this warpgroup have called it. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
     /* Waits for all four warps, as meet() does, and returns whether x is true in all threads of the warpgroup. The vote
-     * makes the result warp-uniform for ptxas. */
+     * (__any_sync) tells ptxas that all lanes get the same result. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const

@@ -1,9 +1,9 @@
 /* products.cuh: products of tiles that a warpgroup computes: descriptors of operands in shared memory, and P as an
  * operand in registers.
  *
- * An operand's function step(k) returns the descriptor of step k: 32 bytes along k if the operand is K-major, 16 rows
- * if it is MN-major. The functions that multiply only issue and commit a product. Call retire() before reading the
- * product's sums. */
+ * An operand's function step(k) returns the descriptor of the product's step number k. A step is 32 bytes of each row
+ * of a K-major operand, or 16 rows of an MN-major one. The functions that multiply only issue and commit a product.
+ * Call retire() before reading the product's sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -34,9 +34,9 @@ template <int ROWS> struct mn_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands, K-major and MN-major, that store only the low word of a descriptor; the high word is the same in all
- * descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making it from an
- * address would take four operations. */
+/* Operands (K-major and MN-major) that store only the low word of a descriptor, because the high word is the same in
+ * all descriptors. The descriptor of the next step, or of another stage of a ring, takes one addition. Making it from
+ * an address would take four operations. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
@@ -100,7 +100,7 @@ template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 
 /* ---- P as the next product's operand ----------------------------------------------------------------------------- */
 
-/* Rounds P to 16-bit elements, in the order of an operand in registers. */
+/* Rounds P, which S holds, to 16-bit elements, in the order that wgmma needs for an operand in registers. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll

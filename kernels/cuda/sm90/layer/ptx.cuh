@@ -19,8 +19,8 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Returns the warpgroup's index in the block. It comes from a shuffle, which tells ptxas that it is the same in all
- * lanes, so that descriptors stay in uniform registers. */
+/* Returns the warpgroup's index in the block. The index comes from a shuffle, which tells ptxas that all lanes have the
+ * same index. Descriptors made from the index therefore stay in uniform registers. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
@@ -34,8 +34,9 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* Returns the address of block_memory(). It is read at each call, so that descriptors made from it stay in uniform
- * registers. From a variable ptxas would make them in ordinary registers, and move each one between two products. */
+/* Returns the address of block_memory(), the block's shared memory. The address is read at each call, so that
+ * descriptors made from it stay in uniform registers. If it came from a variable, ptxas would make the descriptors in
+ * ordinary registers, and move each one between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -46,8 +47,8 @@ DEVICE uint32_t memory_anew()
 /* ---- Loads, stores and atomics in global memory ------------------------------------------------------------------ */
 
 /* store_release() writes, and load_acquire() reads, a word by which one block signals other blocks. A thread that
- * acquires the stored value sees all that the storing thread, and threads that it had met at a barrier, wrote before
- * the release. PTX ISA 9.7.9.11, 9.7.9.8. */
+ * acquires the stored value sees all earlier writes of the storing thread, and of threads that the storing thread had
+ * met at a barrier before. PTX ISA 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -66,15 +67,15 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* Returns the word's value (acquire). If the value is 0, atomically sets the word to 1. */
+/* Returns the word's value, and sets the word to 1 if that value is 0, in one atomic operation (acquire). */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report each repair
- * as an error, for tests that expect none. */
+/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The GPU emulator of the tests can
+ * report each repair as an error. */
 DEVICE void repair_begins() {}
 /* Loads four floats from global memory, without the L1 cache. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -87,9 +88,9 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Atomically adds 1 to the counter, and returns its old value, which is below 2^31 - 1. The instruction is atom.inc,
- * which wraps at that limit, because ptxas would sum atom.add over the warp and wait for the result at once. PTX ISA
- * 9.7.13.5. */
+/* Atomically adds 1 to the counter, and returns its old value. The old value must be below 2^31 - 1, where the
+ * instruction atom.inc wraps. atom.add would be slower: ptxas sums it over the warp and waits for the result at once.
+ * PTX ISA 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -155,8 +156,8 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch, PTX ISA 9.7.13.13 ------------------------------------------------------------ */
 
-/* Allows the GPU to start the stream's next kernel, if that was launched as dependent, as soon as every block has
- * called this. */
+/* Allows the GPU to start the stream's next kernel as soon as every block has called this function, if the next kernel
+ * was launched with programmatic dependent launch. */
 DEVICE void launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -320,7 +321,7 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
 }
 
 /* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product
- * that starts from 0, because the instruction reads d even then. */
+ * that starts from 0, because the wgmma instruction reads d even then. */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
@@ -334,8 +335,8 @@ DEVICE uint32_t kept(uint32_t x)
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x, but the compiler does not know that the result equals x, so it does not use what it has computed from x
- * before. It is the opposite of kept(). */
+/* Returns x, but hides from the compiler that the result equals x. The compiler can therefore not reuse what it has
+ * computed from x before. It is the opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -364,8 +365,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls the macro X. Its arguments are N, the texts of the accumulators, their operands, the numbers of the operands
- * that follow the accumulators, and the arguments of WGMMA_N after X. */
+/* Calls the macro X for each number N of columns that a product may have. X gets N, the texts of the accumulators,
+ * their operands, the numbers of the operands that follow the accumulators, and the arguments of WGMMA_N after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

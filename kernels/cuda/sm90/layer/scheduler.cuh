@@ -2,8 +2,9 @@
  * which tiles of keys their rows see.
  *
  * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
- * mask, work tiles are claimed head after head. With a mask they take different times. In this case the longest come
- * first, over as many heads as fit into the L2 (a section), so that the last work tiles are short. */
+ * mask, work tiles are claimed head after head. With a mask, work tiles take different times. In this case the longest
+ * ones of a section come first, so that the last ones are short. A section is as many heads as have K and V that fit
+ * into the L2 cache together. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 
@@ -68,8 +69,9 @@ struct ending_order : tile_order {
 };
 
 /* Plans an ending_order. head_bytes and share: see tile_order_of(). short_tiles: number of a head's work tiles that are
- * shorter than its others, or 0 if all take the same time. The order ends with at_end short work tiles. The heads that
- * they come from are at least one section, and no more than the L2 can hold. */
+ * shorter than its others, or 0 if all take the same time. The order ends with about at_end short work tiles, which
+ * come from the last heads. The last heads are at least one section (heads ordered together). If they are more than one
+ * section, the L2 cache can hold their K and V. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -86,10 +88,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* The order has three parts: the work tiles of all heads but the last heads; the long work tiles of the last heads;
-     * the short work tiles of the last heads. */
+    /* The order has three parts. First come the work tiles of all heads but the last heads, then the long work tiles of
+     * the last heads, and then the short work tiles of the last heads. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of the part that has number t of the order */
+    int head = 0, tile = 0; /* first head and first tile of that part of the order which contains number t */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -133,8 +135,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the key_band of a mask: the interval of keys that each row sees. Row i and key i + align are at the same
- * position. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. Row i has the same position as key i +
+ * align. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
@@ -144,7 +146,7 @@ struct key_tiles {
     int first, last; /* a range of tiles of keys: first to last - 1 */
 };
 
-/* Returns the tiles of BN keys of which at least one of rows begin to end - 1 sees a key. */
+/* Returns the tiles of BN keys in which at least one of rows begin to end - 1 sees a key. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
@@ -161,8 +163,8 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. Row r has
- * the query with the number r >> shift. */
+/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. Row r
+ * belongs to query r >> shift. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {

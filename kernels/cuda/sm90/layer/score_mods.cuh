@@ -38,7 +38,7 @@ const float LEAST_C = 1e-30f;
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
 /* The largest softcap that the functions of this file take. Their tanh(x) = 1 - 2 / (1 + e^2x) gives a score an error
- * of 1.2e-7 times the softcap, which reaches lse; lse must be exact to 2e-5. */
+ * of 1.2e-7 times the softcap. The error reaches lse, which must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
@@ -75,10 +75,10 @@ struct head_mods {
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
-/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. `scale`
- * then becomes a factor of c, by which the softmax multiplies scores. If `scale` is negative, or the head has an ALiBi
- * slope, the scores themselves are multiplied by `scale`, because the slope divided by a tiny scale might be
- * infinite. */
+/* Makes the head_mods of a head. If q and k have scales, `scale` includes them and may be 0, negative or tiny. With
+ * softcap, `scale` becomes a factor of cap. Without softcap, it becomes a factor of c, by which the softmax multiplies
+ * scores. If it is negative, or the head has an ALiBi slope, the scores themselves are multiplied by `scale` instead,
+ * because the slope divided by a tiny scale might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;

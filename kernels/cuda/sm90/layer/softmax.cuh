@@ -45,8 +45,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may find the next maxima of the thread's two rows: in each row, only scores above
- * some number >= 0 matter. Once true, the result stays true, because a reference only grows. */
+/* Returns whether largest_by_bits() may search for the next maxima of the thread's two rows. It may if, in both rows,
+ * only a score above some number >= 0 can move the reference. Once true, the result stays true, because a reference
+ * only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
@@ -54,8 +55,8 @@ template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE
 
 /* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
  * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called when a row's maximum and a
- * quarter of its exponentials are known. `sum` is >= 0 or NaN, and depends on them, so that ptxas cannot move code that
- * uses `sum` up.
+ * quarter of its exponentials are known. `sum` is >= 0 or NaN. It depends on these values, so that ptxas cannot move
+ * code that uses `sum` to an earlier place.
  *
  * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
  * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order

@@ -2,8 +2,8 @@
  * and from shared memory). The host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
- * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor arrive
- * as zeros. */
+ * with the 128-byte swizzle: the 16-byte piece c of row r is stored as piece c ^ (r & 7) of that row. Elements past the
+ * end of the tensor arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
 #define ATTN_SM90_TMA_CUH
 
@@ -58,8 +58,8 @@ static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The driver is asked at the
- * first call; threads may make first calls at the same time. */
+/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The first call asks the driver.
+ * Several threads may make a first call at the same time. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;

@@ -47,8 +47,8 @@ struct mass_order {
     bool uneven;
 };
 
-/* A work tile: keys j0 to j1 - 1 of head x, and queries i0 to i1 - 1: those that see one of these keys and are summed
- * in key_mass. */
+/* A work tile. It has keys j0 to j1 - 1 of head x. Queries i0 to i1 - 1 are those that see one of these keys and are
+ * summed in key_mass. */
 struct mass_tile {
     head_args x;
     int j0, j1, shown; /* shown: the keys from this number on have no element in key_mass */
@@ -112,7 +112,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* The members base and inverse of tile_rows, for the two rows of a thread. */
+/* The members base and inverse of a row in tile_rows, for the two rows of a thread. P is exp2(z - base) * inverse. */
 struct two_ends {
     float2 end[2];
 };

@@ -1,5 +1,6 @@
 /* observe_rows.cu: an observe's pass over the rows, by wgmma: each row's largest score m, l = sum exp2(z - m) and e =
- * sum exp2(z - m) (z - m). Where only maxima are wanted, no exponential is computed.
+ * sum exp2(z - m) (z - m), where z are the row's scores in base 2. Where only maxima are wanted, no exponential is
+ * computed.
  *
  * A block has 128 queries, 64 for each of its two consumer warpgroups, and a ring of tiles of keys. A warp of its own
  * fills the ring. The consumers take turns with their products, so that the exponentials of one are computed during the
@@ -75,7 +76,7 @@ struct own_tiles {
 
 /* Updates the largest score, and the sums of exponentials, of the thread's two rows by the scores S of a tile. The
  * score of a hidden pair is -inf. Where such a pair is possible (`bounded`), the exponent -inf is replaced by -1000,
- * because the sum of p * exponent would become NaN by 0 * -inf. */
+ * because p * exponent would otherwise be 0 * -inf, which is NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -196,8 +197,8 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
         if (i0 + half * 8 < Sq) parts.part[at + half * 8] = sums[half * 8];
 }
 
-/* Computes three numbers of each row: the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m). SUMS:
- * 0: only m; 1: m and l; 2: m, l and e. */
+/* Computes three numbers of each row: the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where
+ * z are the row's scores in base 2. SUMS: 0: only m; 1: m and l; 2: m, l and e. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,

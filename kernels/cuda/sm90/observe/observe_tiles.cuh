@@ -2,8 +2,8 @@
  * tiles of 64 queries (the rows of S, one warpgroup) and BN keys (its columns). A thread has the scores of two rows, i0
  * and i0 + 8: register n * 4 + half * 2 + e is row i0 + half * 8, column n * 8 + lane % 4 * 2 + e.
  *
- * The passes take problems without options of scores (softcap, bias, masks per pair). The kernels of
- * sm80/observe_*.cu compute all others. */
+ * The passes take problems without options of scores (softcap, bias, masks per pair). The kernels of sm80/observe_*.cu
+ * compute all other problems. */
 #ifndef ATTN_SM90_OBSERVE_TILES_CUH
 #define ATTN_SM90_OBSERVE_TILES_CUH
 

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* Returns the larger of two numbers; NaN if one of them is NaN. 9.7.3.12. */
+/* Returns the larger of two numbers, or NaN if one of them is NaN. PTX ISA 9.7.3.12. */
 DEVICE float max_or_nan(float x, float y)
 {
     float z;

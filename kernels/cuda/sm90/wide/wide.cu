@@ -6,7 +6,8 @@ namespace {
 
 struct shape_row {
     int D, Dv; /* the largest head sizes that the shape can compute */
-    /* functions that launch the kernel; indices: with options (see launch_wide()), float16 */
+    /* functions that launch the kernel. First index: 1 for problems with options (see launch_wide()). Second index: 0
+     * for bfloat16, 1 for float16. */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
@@ -22,8 +23,8 @@ enum { MOST_COLUMN_BLOCKS = 2 };
 /* The table of shapes. A problem takes the first row whose head sizes are at least the problem's. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* <boxes of 64 columns of q and k, boxes of 64 columns of out per work tile>(number of work tiles that share out's
-     * columns) */
+    /* row<A, B>(C). A: boxes of 64 columns of q and k. B: boxes of 64 columns of out per work tile. C: number of work
+     * tiles that share the columns of out. */
     row<5,  5>(1),
     row<6,  6>(1),
     row<7,  7>(1),

@@ -4,8 +4,8 @@
  * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
  * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
  * consumer warpgroups accumulates half of these columns. The left-hand consumer computes the scores of tiles 0, 2, 4,
- * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The
- * softmax of one consumer thus runs during products of the other (as in latent.cu):
+ * .. in the order of the visit, the right-hand consumer those of tiles 1, 3, 5, .. Each consumer passes its P to the
+ * other. The softmax of one consumer thus runs during products of the other (as in latent.cu):
  *
  *     left                                          right
  *       S0 = Q K0^T                                   S1 = Q K1^T
@@ -54,7 +54,8 @@ enum { LEFT, RIGHT };
  * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
-/* The shape of a kernel instance: head sizes up to 64 DC of q and k; 64 DVC columns of out per work tile. */
+/* The shape of a kernel instance. DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of
+ * out per work tile. */
 template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
     static const bool SCORE_MODS = SCORE_MODS_;
@@ -137,7 +138,7 @@ struct wide_plan : plan {
 /* number of flags (bytes) of a work tile in plan::nonfinite; indices: consumer, warp */
 enum { FLAGS = 2 * 4 };
 
-/* The tiles of keys of a work tile, in the order of the visit. */
+/* The tiles of keys of a work tile, in the order in which a block visits them. */
 template <class X> struct key_walk {
     const tile_bits *seen; /* list of the visible tiles; NULL: all tiles are visible */
     int first;
@@ -296,7 +297,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` buffers of the ring, the first of which is `distance` buffers before the present one. */
+    /* Releases `count` buffers of the ring. The first of them is `distance` buffers before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -453,8 +454,8 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for the product O, and releases the boxes of V that multiply_values() has not released. LATER: number of
-     * products issued after O that may still run when the function returns. */
+    /* Waits for the product O += P V, and releases the boxes of V that multiply_values() has not released. LATER:
+     * number of products issued after O that may still run when the function returns. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();

@@ -39,12 +39,12 @@ struct kept_part {
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS: for each row tile of the part, `width` times TILE elements */
+    uint16_t *kept;  /* P and dS: for each row tile (128 queries) of the part, `width` times TILE elements */
     float *sums;     /* float32 sums of dK and dV, which pass from one part of a head to the next part */
-    int width;       /* the largest number of key tiles that a row tile sees */
-    int query_tiles; /* row tiles of a query head; in packed problems some row tiles have no rows */
-    int key_blocks;  /* blocks of 128 keys of a key/value head; in packed problems some of them have no rows */
-    int columns_D, columns_Dv; /* number of blocks of columns of dQ and dK, and of dV */
+    int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
+    int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
+    int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
+    int columns_D, columns_Dv; /* number of blocks of columns: columns_D of dQ and of dK, columns_Dv of dV */
     saved s;
     flash_mask mask;
     kept_bits keep; /* keep_mask as bits, for tiles of KEEP_KEYS keys */
@@ -67,7 +67,7 @@ struct row_tile {
     attn_sequence s;
     int b, h, hk, i0, Sq;
     key_band band;
-    key_tiles keys; /* the key tiles that the row tile's queries see */
+    key_tiles keys; /* the key tiles (256 keys each) that the row tile's queries see */
 };
 
 /* Returns the number of the first row tile of sequence b in its head. */
@@ -76,7 +76,7 @@ DEVICE int first_row_tile(const attn_geometry &g, int b)
     return g.dims.packed ? g.cu_q[b] / ROWS + b : 0;
 }
 
-/* Returns the key tiles that the row tile from query i0 on sees. */
+/* Returns the key tiles (256 keys each) that the row tile of ROWS queries from query i0 on sees. */
 DEVICE key_tiles keys_of_rows(const key_band &band, int i0, int Sq)
 {
     if (i0 >= Sq) return { 0, 0 };
@@ -143,7 +143,7 @@ template <int FIRST, int SECOND, class WORK> struct kept_shared {
     barrier_pairs<STAGES> bars;
 };
 
-/* Begins a kernel: initialises the barriers, and waits for the kernel before it. */
+/* Begins a kernel: initialises the barriers, and waits for the end of the stream's previous kernel. */
 template <class SHARED> DEVICE void begin_block(SHARED &sm)
 {
     if (threadIdx.x == 0) {

@@ -31,9 +31,9 @@ struct product_work {
     int b, head;             /* head: query head of dq, key/value head of dk and dv */
     int line, rows;          /* line: first row of the gradient's tensor; rows: number of rows to write, at most 128 */
     int column0;
-    int64_t mark; /* index of the work's first row in the marks of rows */
+    int64_t mark; /* index of this work's first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
     bool empty;   /* true: the sum has no terms in this part, so the only buffer of the work has no operands */
-    int sums;     /* number of this work's float32 sums in kept_plan::sums */
+    int sums;     /* index of this work's float32 sums among the sums in kept_plan::sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -48,10 +48,11 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* begun: the work is published; waiting: a step is known but not loaded yet */
+    bool begun, waiting; /* begun: the work is published; waiting: a step (64 queries or keys of the sum) is known
+                          * but not loaded yet */
     product_work y;
-    /* the step that is not loaded yet: its blocks of P or dS (`apart`: distance between the blocks of the two
-     * consumers), and the place of the other operand; `exist`: number of its rows that exist */
+    /* The step (64 queries or keys of the sum) that is not loaded yet. `blocks`: its blocks of P or dS. `map` and
+     * `place`: where its other operand is. `exist`: number of rows of the other operand that exist. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -71,7 +72,8 @@ template <int COLUMNS> struct product_loader {
         if (++work == WORKS) work = 0;
     }
 
-    /* Loads the step that is not loaded yet. `last`: it is the last step of the work. */
+    /* Loads the step (64 queries or keys of the sum) that is not loaded yet. `last`: this is the last step of the
+     * work. */
     DEVICE void load(bool last)
     {
         const uint32_t bar = smem_addr(&sm.bars.full[at.stage]), first = smem_addr(sm.stages[at.stage].first),
@@ -90,15 +92,16 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step to the work. A step is loaded only when the next one is known, because the last step of the work must
-     * be marked. */
+    /* Adds a step (64 queries or keys of the sum) to the work. A step is loaded only when the next one is known,
+     * because the last step of the work must be marked. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends the work: loads its last step. `wanted`: consumers must know of the work even if it has no steps. */
+    /* Ends the work: loads its last step (64 queries or keys of the sum). `wanted`: consumers must know of the work
+     * even if it has no steps. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -110,8 +113,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV: `block` is the number of a block of 128 keys of head `head` of the part; n the
-     * number of the product for these keys: first the products of dV, then those of dK. */
+    /* Loads the operands for dK or dV. `block`: number of a block of 128 keys of head `head` of the part. n: number of
+     * the product for these keys. The products of dV come first, and then those of dK. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;

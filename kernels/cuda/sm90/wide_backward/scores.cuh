@@ -30,7 +30,7 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* number of buffers by which the left-hand consumer is ahead of the right one at the beginning */
+/* number of buffers by which the left-hand consumer is ahead of the right-hand consumer at the beginning */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
@@ -49,7 +49,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first one of row tile r */
+    int next = (int)blockIdx.x; /* number of the block's next key tile, counted from the first key tile of row tile r */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -116,8 +116,8 @@ DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Options that an instance of the kernel computes: none; softcap, ALiBi and FlashMask; or these and bias, keep_mask and
- * dropout. */
+/* Options that an instance of the kernel computes. PLAIN: none. WITH_MODS: softcap, ALiBi and FlashMask.
+ * WITH_PAIR_OPTIONS: these options, and bias, keep_mask and dropout. */
 enum score_form { PLAIN, WITH_MODS, WITH_PAIR_OPTIONS };
 
 template <typename T, score_form FORM> struct score_maker {
@@ -127,7 +127,7 @@ template <typename T, score_form FORM> struct score_maker {
     scores_shared &sm;
     consumer<2> me;
     ring<STAGES> at;
-    bool ahead; /* in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
+    bool ahead; /* true in the left-hand consumer's first work: the right-hand consumer waits until this one is ahead */
     const k_major_low<ROWS> first_rows;
     const k_major_low<KEYS> first_keys;
 
@@ -167,8 +167,8 @@ template <typename T, score_form FORM> struct score_maker {
         ahead = false;
     }
 
-    /* Turns 64 keys of S, the products from key j0 on, into P. `derivative` becomes the derivative of softcap, where
-     * the problem has one. */
+    /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` becomes the derivative of softcap,
+     * where the problem has one. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
                        float slope, int i, int j0, bool free)
     {
@@ -232,8 +232,8 @@ template <typename T, score_form FORM> struct score_maker {
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Multiplies 64 keys of P or of dP by dropout's factors. `kept` has the bits of draw() in its lower half or, for
-     * odd c, in its upper half. */
+    /* Multiplies 64 keys of P or of dP by dropout's factors. c is the number of these 64 keys in the key tile. `kept`
+     * has the bits of draw() in its lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

@@ -17,8 +17,8 @@
 
 namespace {
 
-/* The most memory for P and dS, in bytes. The emulator has a smaller limit, so that its small problems have several
- * parts too. */
+/* The most memory for P and dS, in bytes. The GPU emulator of the tests has a smaller limit, so that its small problems
+ * have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (512 << 20)
 #endif
@@ -50,10 +50,11 @@ int columns_index(const attn_dims &d)
 /* How a problem is divided, and where its own part of the workspace lies, in bytes. */
 struct kept_layout {
     int64_t heads;                 /* number of key/value heads of the whole batch */
-    int64_t query_tiles;           /* row tiles of a query head */
-    int64_t key_blocks;            /* blocks of 128 keys of a key/value head */
-    int64_t width;                 /* the largest number of key tiles that a row tile sees */
-    int64_t part_heads, part_rows; /* the most heads, and row tiles of a head, of a part; 0: P and dS do not fit */
+    int64_t query_tiles;           /* number of row tiles (128 queries each) of a query head */
+    int64_t key_blocks;            /* number of blocks of 128 keys of a key/value head */
+    int64_t width;                 /* the largest number of key tiles (256 keys each) that a row tile sees */
+    int64_t part_heads, part_rows; /* largest numbers of heads, and of row tiles of a head, in a part; 0: P and dS do
+                                    * not fit */
     int64_t sums, extremes, keep, marks, bytes;
 };
 
@@ -144,8 +145,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
     /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge. This backward leaves such a row, and all
-     * keys that the row sees, to kernels that compute rows one by one, and so does sm80/wide_backward.cu. For narrower
-     * heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
+     * keys that the row sees, to kernels that compute rows one by one. sm80/wide_backward.cu does the same. For
+     * narrower heads sm80/backward.cu computes such rows by tiles, so it takes all problems with a bias. */
     if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
@@ -155,7 +156,7 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     return bytes > 0;
 }
 
-/* Calls launch() for each part of the problem. Each part is a step of a long problem. */
+/* Calls launch() for each part of the problem. A long problem is computed in steps, and each part is one step. */
 template <typename F>
 cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t rows, double seconds, F launch)
 {
@@ -208,8 +209,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* without marks no later launch would compute the two parts of a huge lse, so simple_delta() must compute them
-         * at once */
+        /* without marks from the caller, no later launch computes the two parts of a huge lse, so simple_delta() must
+         * compute them at once */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
