@@ -77,6 +77,18 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
+/* Writes to *v the attention to problem p with the candidate's one or two mistakes. Returns false if they do not apply
+ * to the problem, or not together. */
+static bool vary(const struct judge *j, const struct candidate *c, const attn_problem *p, variation *v)
+{
+    char words[HYPOTHESIS_WORDS];
+    *v = variation_of(p);
+    if (!candidate_change(j, &c->first, v, words)) return false;
+    if (c->second.row < 0) return true;
+    return !(hypotheses[c->first.row].misread & hypotheses[c->second.row].misread) &&
+           candidate_change(j, &c->second, v, words);
+}
+
 /* Returns whether out and lse of a kernel with this mistake are right. */
 static bool forward_is_right(const struct mistake *m)
 {
@@ -104,18 +116,15 @@ static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t cou
  * that are much work. Returns false if the candidate does not apply to the problem, or takes too long. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
-    variation v = variation_of(&j->frame.p);
-    char words[HYPOTHESIS_WORDS];
-    if (!candidate_change(j, &c->first, &v, words)) return false;
-    if (c->second.row >= 0 && !candidate_change(j, &c->second, &v, words)) return false;
+    variation v;
+    if (!vary(j, c, &j->frame.p, &v)) return false;
     struct frame *frame = &j->frame;
     const bool sampled = units_are_sampled(j);
     const double most = whole ? JUDGE_KEYS_CONFIRMED : JUDGE_KEYS_TESTED;
     if (v.swapped_problem) {
         if (!j->has_other) return false;
         frame = &j->other;
-        const variation of_other = variation_of(&j->other.p);
-        v.g = of_other.g;
+        if (!vary(j, c, &frame->p, &v)) return false;
         whole = true;
     }
     if (j->sample_count == j->frame.count) whole = true;

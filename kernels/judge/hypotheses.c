@@ -613,6 +613,10 @@ HYPOTHESIS(dq_last_tile_only)
 #define FACTOR   .converts = true, .of_backward = true
 #define OTHER    .converts = false
 #define SIZE     .of_pattern = true, .of_size = true
+#define MISREADS(tensors) .misread = tensors
+#define Q                 ATTN_TENSOR_BIT(q)
+#define K                 ATTN_TENSOR_BIT(k)
+#define V                 ATTN_TENSOR_BIT(v)
 #define ROW(name, count, kind, sentence, mend) \
     { .code = #name, .apply = name, .variants = count, kind, .says = sentence, .fix = mend },
 
@@ -624,10 +628,10 @@ const struct hypothesis hypotheses[] = {
     ROW(scale_missing, 1, SCORES, "q.k is not multiplied by the scale", "multiply q.k by the scale, which is 1/sqrt(D) by default")
     ROW(causal_missing, 1, SCORES, "the causal mask is missing", "hide key j from query i where j > i + Sk - Sq (alignment top_left: where j > i)")
     ROW(alignment, 1, SCORES, "causal or window is aligned at the other corner", "with Sq other than Sk, bottom_right lets the last query see the last key, top_left the first query the first key")
-    ROW(layout_q, 1, OTHER, "q is read with its heads and rows in the other order", "use the strides of the layout that q has, or transpose q")
-    ROW(layout_k, 1, OTHER, "k is read with its heads and rows in the other order", "use the strides of the layout that k has, or transpose k")
-    ROW(layout_v, 1, OTHER, "v is read with its heads and rows in the other order", "use the strides of the layout that v has, or transpose v")
-    ROW(layout_all, 3, OTHER, "all tensors are read with their heads and rows in the other order", "transpose axes 1 and 2, or name the layout that the tensors have")
+    ROW(layout_q, 1, MISREADS(Q), "q is read with its heads and rows in the other order", "use the strides of the layout that q has, or transpose q")
+    ROW(layout_k, 1, MISREADS(K), "k is read with its heads and rows in the other order", "use the strides of the layout that k has, or transpose k")
+    ROW(layout_v, 1, MISREADS(V), "v is read with its heads and rows in the other order", "use the strides of the layout that v has, or transpose v")
+    ROW(layout_all, 3, MISREADS(Q | K | V), "all tensors are read with their heads and rows in the other order", "transpose axes 1 and 2, or name the layout that the tensors have")
     ROW(padding_attended, 2 + 2 * TILES, SCORES, "keys behind seqlens_k are attended to", "hide keys from seqlens_k[b] on")
     ROW(heads_interleaved, 1, OTHER, "query head h reads key/value head h mod Hk", "let query head h read key/value head h / (H / Hk)")
     ROW(causal_unasked, 2, SCORES, "a causal mask is applied that the problem does not have", "leave the causal mask out, or send causal")
@@ -639,8 +643,8 @@ const struct hypothesis hypotheses[] = {
     ROW(window_missing, 3, SCORES, "the window is ignored", "hide the keys outside the window")
     ROW(window_off_by_one, 6, SCORES, "the window has another width", "[left, right] lets a query see left + 1 + right keys, both ends included")
     ROW(sequences_mixed, 1, OTHER, "packed sequences see each other", "let each sequence see its own keys, cu_seqlens_k[b] to cu_seqlens_k[b + 1]")
-    ROW(k_v_swapped, 1, OTHER, "k and v have changed places", "pass k before v")
-    ROW(keys_transposed, 1, OTHER, "k is read with its columns before its rows", "read k as it is laid out, or transpose it")
+    ROW(k_v_swapped, 1, MISREADS(K | V), "k and v have changed places", "pass k before v")
+    ROW(keys_transposed, 1, MISREADS(K), "k is read with its columns before its rows", "read k as it is laid out, or transpose it")
     ROW(lse_without_max, 1, OTHER, "lse lacks the maximum of the row", "add the row's maximum to the logarithm of the sum")
     ROW(empty_rows_inf, 2, CONVERTS, "rows that see no key have infinity", "write out 0 and lse -inf for a row that sees no key")
     ROW(empty_rows_nan, 3, CONVERTS, "rows that see no key have NaN", "write out 0 and lse -inf for a row that sees no key, and do not subtract -inf from -inf")

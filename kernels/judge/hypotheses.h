@@ -40,6 +40,10 @@ struct hypothesis {
     /* the mistake makes random errors, such as by another order of sums; only the size of its errors is compared with
      * the caller's, not each number */
     bool of_size;
+    /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two mistakes that change the
+     * addresses of one tensor are never tested together, because the second would apply to strides that the first has
+     * changed, and could read past the end of the tensor. */
+    uint64_t misread;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The
      * function writes to `words` what distinguishes the variant, such as "tiles of 64 keys", or leaves it empty. */
