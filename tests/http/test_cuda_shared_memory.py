@@ -67,8 +67,8 @@ def mappings(server):
         return sum(SHM + 'attn_' in line for line in f)
 
 
-def nothing_left(server):
-    assert unregister(server).status == 200
+def nothing_left(server, headers=()):
+    assert unregister(server, headers=headers).status == 200
     assert eventually(lambda: mappings(server) == 0)
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
 
@@ -630,16 +630,22 @@ def test_a_device_that_is_lost_takes_its_regions_with_it(fake, shm, devices):
     assert unregister(server).status == 200 and eventually(lambda: mappings(server) == 0)
 
 
-def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fake, gate, shm):
-    server = fake(f'0:hold={gate.path}@1+,0:sync.err=700@1+', *ALLOW, '--max-batch', 1, devices=2)
+def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fake, gate, shm, tmp_path):
+    """All requests have one token. Requests of several clients could get more batches on the device than it has streams
+    (guests, server/device/devices.c), so none would wait."""
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('token-of-anna\n')
+    anna = {'Authorization': 'Bearer token-of-anna'}
+    server = fake(f'0:hold={gate.path}@1+,0:sync.err=700@1+', *ALLOW, '--max-batch', 1, '--token-file', tokens, devices=2)
+    server.page_headers = anna
     arrays, data = problem()
     one = shm(0, data)
-    assert register(server, 'in', one).status == 200
-    asking = [Asking(server, body(arrays)) for _ in range(6)]
+    assert register(server, 'in', one, headers=anna).status == 200
+    asking = [Asking(server, body(arrays), anna) for _ in range(6)]
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 4 and server.metric('attnd_inflight_requests', state='queued') == 2)
     gate.open()
     assert [a.result().status for a in asking] == 6 * [503]
-    nothing_left(server)
+    nothing_left(server, anna)
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
