@@ -51,7 +51,8 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse; /* the forward writes `out`, but not `lse` */
-    /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
+    /* true: reading K and V dominates the time. The report then shows GB/s, and calls use several copies of K and V in
+     * turn */
     bool reading;
     /* number of packed sequences, whose lengths are in `lengths`; 0: not packed. With packed sequences, B, Sq and Sk
      * are ignored */
@@ -76,8 +77,9 @@ struct options {
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* the outputs that an observe (a request for attention weights) computes, one bit each */
-    bool given_lse;     /* an observe receives an lse, which has random numbers */
-    uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
+    bool given_lse;     /* an observe (a request for attention weights) gets an lse of random numbers as input */
+    uint64_t gradients; /* gradients of options that a backward computes: one bit each for dsinks, dbias and
+                         * dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
@@ -495,7 +497,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* as many calls as fill RUN_MS: the time of a single short call would be the time in which the host queues it */
+    /* Times as many calls as fill RUN_MS milliseconds. For a single short call, the measured time would be the time
+     * that the host takes to queue the call. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -782,7 +785,8 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* measures the reading of a whole request body: scanner, base64, the JSON that remains, and the checks */
+    /* measures how fast a whole request body is read: by the scanner, the base64 decoder, the JSON parser and the
+     * checks */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -1137,8 +1141,8 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    /* prints the command that was called before the rows that it measures, so that they can be measured again; in
-     * JSON mode the command goes to stderr */
+    /* Prints the command line before the rows of results, so that a reader can repeat the measurement. In JSON mode the
+     * command line goes to stderr. */
     {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);

@@ -48,11 +48,11 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout; /* a scale of 0 stands for the default */
-    /* the bias of a hidden pair of query and key; hidden are pairs above the causal diagonal, and pairs with one of the
-     * first `padded` queries or keys; 0: no bias */
+    /* the bias of each pair of query and key above the causal diagonal, and of each pair with one of the first `padded`
+     * queries or keys; 0: the problem has no bias */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: the value of every lse; 0: v, or lse, stays as it is */
+    /* v_size: factor by which v is multiplied; lse: value of every element of lse; 0 leaves v or lse unchanged */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \

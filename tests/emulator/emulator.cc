@@ -33,8 +33,8 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    /* for barrier_all(): whether some thread passed false; one element for each second use of the barrier, because a
-     * fast thread may already be at the next use */
+    /* for barrier_all(): whether some thread passed false. Uses of the barrier alternate between the two elements,
+     * because a fast thread may already be at the next use. */
     bool objected[2];
     /* for the race check: epochs (counts of barriers) of the warps that have arrived at the barrier */
     clocks clock;
@@ -273,8 +273,9 @@ static fiber *lane_of(const warp_state *w, uint32_t lanes)
     return w->first + (__builtin_ctz(turned) + w->turn) % 32;
 }
 
-/* Performs some asynchronous copies of random threads, except copies that are to happen late. */
 static void perform(block *b, copy &c);
+
+/* Performs some asynchronous copies of random threads, except copies that are to happen late. */
 static void let_copies_happen(block *b)
 {
     for (int n = 0; n < 8; n++) {
@@ -834,7 +835,8 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        /* the functions called below find the block through `self`, for which any of its fibers will do */
+        /* The functions called below find the block through `self`, a fiber (CUDA thread). Any fiber of the block will
+         * do. */
         self = b->fibers;
         b->work->block_ends();
         self = nullptr;

@@ -96,8 +96,8 @@ int threads();          /* number of threads of a block of the running launch */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
-/* Prints the kernel, the block, the thread and the error, and ends the launch. Later calls fail, because the device
- * counts as lost, as after an illegal address. */
+/* Prints the kernel, the block, the thread and the error, and ends the launch. The device then counts as lost, so later
+ * CUDA calls fail, as after an illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
 extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
@@ -125,7 +125,8 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* waits; may return before the team's instruction is complete, so the caller must check that, and wait again if not */
+/* Waits for the team's instruction `name`. May return before the instruction is complete: the caller must check, and
+ * wait again. */
 void await(team &t, const char *name);
 void release(team &t);
 

@@ -35,8 +35,8 @@ struct access_record {
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w]: for each warp, the epoch (count of barriers) up to which its accesses come before those of warp w,
-     * because of a barrier */
+    /* after[w].epoch[x]: barriers have ordered the accesses of warp x up to this epoch (count of barriers) before the
+     * accesses of warp w */
     clocks after[WARPS];
     access_record *records;
 };

@@ -97,8 +97,8 @@ struct barrier {
 };
 
 struct copy {
-    /* load: from global to shared memory; late: happens only when no thread can run; add: the store adds floats to
-     * memory */
+    /* load: the copy goes from global to shared memory, otherwise from shared to global; late: the copy happens only
+     * when no thread can run; add: the store adds floats to memory */
     bool load, late, add;
     uint32_t shared;
     tensor_map map;
@@ -243,8 +243,8 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* If no thread can run (`must`), carries out all ready products of the commit group in this call, because
-             * every further call would cost a turn of the scheduler. */
+            /* If no thread can run (`must`), carries out all ready products of the commit group in this call. Otherwise
+             * each product would need a further decision of the scheduler. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -752,7 +752,7 @@ void engine::carry_out(warpgroup &g)
     entry &e = g.at(g.done);
     if (e.rows != 15) carry_out_rows(e, 15 & ~e.rows);
     g.done++;
-    ready(g, true); /* skips the log entries behind the present product that are no products */
+    ready(g, true); /* skips the log entries of other instructions, up to the next product */
 }
 
 /* Computes warp w's rows of the eager products (products computed warp by warp) before entry `until`, which warp w has
@@ -1004,8 +1004,8 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        /* n counts the rows of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
-         * each. */
+        /* n numbers the 32 rows of the four 8 x 8 matrices. The eight elements of row n lie in four lanes, two elements
+         * in each lane. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
@@ -1017,7 +1017,7 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* n counts the rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2: in the
+        /* n numbers the 32 rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2: in the
          * low half of the register if n is even, otherwise in the high half. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {

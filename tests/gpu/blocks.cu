@@ -11,7 +11,7 @@
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
  *      with ==. Conversions are compared with the host's, and 2^x with a bound.
- *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites hold NaN before.
+ * 2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
  *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
  *
  * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
@@ -148,8 +148,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which fills shared memory before: so
-         * a byte shows where it comes from. */
+        /* The data contain neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is
+         * filled first. Each byte of the result therefore shows where it comes from. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -165,8 +165,8 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores other numbers at the tile's position in a tensor; it must drop those outside the tensor, and
-         * change no other element */
+        /* TMA stores other numbers at the tile's position in a tensor. TMA must drop the numbers outside the tensor,
+         * and must not change any other element. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -502,7 +502,9 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* Returns which key's number is element n of a row of V^T, in the order that products of e4m3 need. */
+/* A thread block with one producer warpgroup and C consumer warpgroups, which share a ring of STAGES tiles. Each
+ * consumer multiplies BLOCKS blocks of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are numbers of
+ * registers per thread. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -515,15 +517,15 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies the tile. For other tiles the consumer waits for its turn and passes the turn
- * on, as a kernel does for keys that none of its rows sees. */
+/* Returns whether consumer warpgroup w multiplies the tile. For other tiles the consumer only waits until the consumers
+ * before it have begun, and lets the next one begin. Kernels do this for keys that none of a consumer's rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles that sees()
- * gives to the consumer. */
+/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles for which
+ * sees() is true. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,

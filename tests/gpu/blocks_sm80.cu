@@ -38,7 +38,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* Outputs a tile as the class `loader` leaves the tile in shared memory. */
+/* Lets the class `loader` load a tile into shared memory, and outputs this memory. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)

@@ -15,9 +15,9 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns when a stage itself began, without its waiting time. A stage waits for the stage before it in its own stream,
- * and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction share an
- * engine. */
+/* Returns the time at which the work of a stage began, after any wait. A stage waits for the stage before it in its own
+ * stream, and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction
+ * share an engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];

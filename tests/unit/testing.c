@@ -279,7 +279,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            /* the query whose position in its sequence is, as a fraction, that of key j */
+            /* the query whose relative position in its sequence (0 to 1) is that of key j */
             const int64_t at = Sk > 0 ? j * Sq / Sk : 0;
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
@@ -1227,8 +1227,9 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the float64 results in the other way than those of `want`: by a backward that is given rounded out
-     * and lse, or by a backward that computes out and lse. */
+    /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
+     * of `want` computes out and lse, this backward is given rounded ones, and vice versa. A forward with few outputs
+     * gets slightly changed values. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

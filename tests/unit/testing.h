@@ -109,7 +109,7 @@ struct spec {
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* for a backward: dlse is given; out and lse are given */
+    bool dlse, give_forward; /* for a backward: dlse: the gradient dlse is given; give_forward: out and lse are given */
     bool no_dout;            /* dout is all zeros */
     /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
     int float_grads;

@@ -21,7 +21,7 @@ enum { RANDOM_COUNT = 300 };
 
 long env_number(const char *name, long otherwise);
 bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left out (see test_backends.c) */
-/* Returns whether this process tests the next problem of a list, because ATTN_PART divides the problems among
+/* Returns whether this process tests the next problem of a list. ATTN_PART divides the problems among several
  * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
  * take equally long. */
 bool is_ours(void);

@@ -275,7 +275,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused */
+        /* Packed problems are left out: they also launch the kernel for long sequences, which fails if TMA's tensor
+         * maps are refused. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);

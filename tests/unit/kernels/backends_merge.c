@@ -22,8 +22,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* The results that a merge joins (each over a part of the keys), and the joined result, in host memory; and tensors
- * for the same data in the device's memory. */
+/* A merge, and its data in host memory: the results that it joins (each over a part of the keys), and the joined
+ * result. The struct also has tensors for the same data in device memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
@@ -135,8 +135,8 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Tests merges in every dtype and layout. Lengths are on both sides of the number of elements that a loop handles at a
- * time. */
+/* Tests merges in every dtype and layout. Lengths lie just below and above the number of elements that a loop handles
+ * at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -185,7 +185,8 @@ void test_merges_of_empty_and_strange_parts(void **state)
         /* an infinite lse makes the result undefined even if the other part is empty */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
         { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
-        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
+        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: the result must not overflow, and must not
+                                       * become NaN by (-inf) - (-inf) */
         { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
     };

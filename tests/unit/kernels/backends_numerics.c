@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* Compares gradients (dq, dk and dv) in float32 with the same gradients in the inputs' 16-bit dtype: how many
- * float32 numbers do not round to the 16-bit numbers, how many are not 0, how many need more than 16 bits, and the
- * sums of squared errors in float32 and in 16 bits. */
+/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: how many
+ * float32 numbers do not round to the 16-bit numbers; nonzero: how many are not 0; finer: how many need more than 16
+ * bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -115,8 +115,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: added to the problem's Sk for this head size; at 1024 keys the kernel for heads of 128 numbers
-         * changes */
+        /* more_keys: number of keys that are added to Sk for this head size. Heads of 128 numbers have another kernel
+         * from 1024 keys on. */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -129,8 +129,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* Sk has grown; where a problem has over 200 more queries than keys, Sq grows equally, so that this
-             * difference stays */
+            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that this difference
+             * stays. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;

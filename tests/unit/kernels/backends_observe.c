@@ -202,7 +202,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* one call computes some problems together with a problem of another operation */
+        /* every fourth problem of the call is of another operation than observe (a request for attention weights) */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -271,8 +271,9 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the
- * same observe without pages and options. With a softcap, one kernel must compute both, on every backend. */
+/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the same
+ * observe without pages and options. With a softcap, the same kernel must compute the observe with and without pages,
+ * on every backend. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

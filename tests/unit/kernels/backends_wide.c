@@ -102,9 +102,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* The last keys are seen by no query, because queries and keys are aligned at their first positions. The name of the
- * test begins with test_scores, so that the emulator's run without repairs of single rows includes the test: a kernel
- * that reads P or dS where no kernel has written them finds NaN there, and a repair would hide the mistake. */
+/* No query sees the last keys, because queries and keys are aligned at their first positions. A kernel that reads P or
+ * dS of these keys finds NaN, because no kernel has written them. The test's name begins with test_scores, so that the
+ * emulator also runs it without repairs (rows with NaN computed again), which would hide the mistake. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -166,8 +166,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 /* clang-format off: each row of the table stays on one line */
 
 /* Few queries over keys with wide heads. Sk is set by the test. The kernel for decoding takes up to 16 rows (queries
- * times heads of a group) of wide heads, has one form up to head size 512 and another above, and splits keys at
- * multiples of 128. */
+ * times heads of a group) of wide heads. It has one form for head sizes up to 512 and another for larger ones, and
+ * splits keys at multiples of 128. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,

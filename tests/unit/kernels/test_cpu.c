@@ -418,7 +418,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* a pause of 0 ns may cancel the run before it begins */
+        /* without a pause, the run may be cancelled before it begins */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;

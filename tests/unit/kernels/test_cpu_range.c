@@ -275,7 +275,7 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
 }
 
 /* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be exactly the number of rows
- * that see only this key, at most 200. */
+ * that see only this key. That number is at most 200. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };

@@ -510,7 +510,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* hides some keys in every step, and all keys of some rows in step 0 */
+                                /* hides some keys (their scores are -inf) in every step, and in step 0 all keys of some
+                                 * rows */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }

@@ -468,7 +468,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* The parser stores a scale that is a JSON number like a tensor of one number, in each problem of a body. */
+/* A scale may be a JSON number. The parser then stores it as a tensor of one number, in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };

@@ -137,7 +137,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays the tensor, which has no elements, would be 2^40 brackets, so it is written flat */
+    /* The tensor has no elements. As nested arrays it would be 2^40 pairs of brackets, so it is written flat. */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING

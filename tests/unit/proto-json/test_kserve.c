@@ -573,11 +573,12 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names q, whose size is wrong, and not v, whose data would end a byte early */
+          /* the size of q is one byte too large, so v's data would end a byte early; the error must name q, not v */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names q, whose size is wrong, and not the last byte of the body, which is one too many */
+          /* the size of q is one byte too small, so one byte of the body is left over; the error must name q, not that
+           * byte */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },

@@ -459,8 +459,8 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. For
- * the form the scanner needs the beginning of the text, which may have come in an earlier piece. */
+/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. To
+ * recognise the form, the scanner needs the beginning of the text, which may have come in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {

@@ -84,7 +84,8 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces of PORTION bytes, which end elsewhere than the encoder's blocks. */
+/* Reads the whole streamed body in pieces of PORTION bytes. The pieces end at other positions than the encoder's
+ * blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -365,14 +366,15 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* The server's loop makes the encoder of an answer whose length must be known before it is sent; in this test no
-     * loop runs, so the test makes the encoder. */
+    /* The server's loop makes the encoder if the answer's length must be known before it is sent. No loop runs in this
+     * test, so the test makes the encoder. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is longer than LARGE bytes, but the server never holds LARGE bytes of its text at once */
+    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32 KiB
+     * */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);

@@ -553,8 +553,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* the test sets this to 0 each time, because the pool may ask the device for memory again: some may be free
-         * by then */
+        /* Each time, the pool asks the device for memory again, because some memory may be free by then. give() would
+         * fail in its second call, so the test resets the count of calls. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -844,8 +844,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* No step (a decode or an append) has waited for this new cache. The cache's number of the last queue scan with
-     * a waiting step is 0, which must not be taken for the present scan number 0. */
+    /* No step (a decode or an append) has waited for this new cache yet. The cache stores the number of the last queue
+     * scan in which a step waited for it. The initial 0 must not be taken for scan number 0. */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);

@@ -36,7 +36,8 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job as a forward makes it, with `items` problems. Its memory counts as `bytes` bytes. */
+/* Returns a job (one request's problems) as a forward makes it, with `items` problems. Its memory counts as `bytes`
+ * bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;

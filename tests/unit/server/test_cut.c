@@ -1,6 +1,6 @@
-/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries: the
- * results have the bits of one device, short problems are not cut, and nothing is copied twice. The devices are those
- * of the fake backend, with memory of their own. The tests take the place of the server's loop. */
+/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries. The
+ * results have the same bits as on one device, short problems are not cut, and nothing is copied twice. The devices are
+ * those of the fake backend, with memory of their own. The tests take the place of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -70,8 +70,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job with the problem p alone. Its expected time is set to one second, because shorter jobs are not cut over
- * several devices. */
+/* Returns a job (one request's problems) with the single problem p. Its expected time is set to one second, because
+ * shorter jobs are not cut over several devices. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -87,7 +87,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Gives the next part of a cut job to the device. Returns the part. */
+/* Gives the device the next part of a job that is cut over several devices. Returns the part. */
 static struct job_part *send_part(struct site *s, struct job *job, struct device *device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -105,7 +105,7 @@ static int look(struct site *s)
     return s->back;
 }
 
-/* Waits for the next batch that comes back, and frees it. Returns the batch's only part. */
+/* Waits for the next batch that a device gives back, and frees it. Returns the only part of a job in the batch. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -120,14 +120,15 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part that comes back, which must be `part` and must have run. */
+/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed it.
+ * */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
     if (!part->ran) fail_msg("%s", part->error.text);
 }
 
-/* Runs the parts of a cut job, and joins their results. */
+/* Runs the parts of a job, each on its device, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) send_part(s, job, over[n]);
@@ -139,8 +140,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Some gradients are sums over queries, and each part of a job has sums over its own queries. Lets the devices add
- * these up, if the job has such gradients. All parts must have run. */
+/* Some gradients are sums over queries, but each part of a job sums only over its own queries. Lets the devices add up
+ * the sums of all parts, if the job has such gradients. All parts must have been computed. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -322,8 +323,8 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the bits of one device. Gradients that are sums
- * over queries must be right within rounding, and have the same bits in each run. */
+/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the same bits as on one device. Gradients that
+ * are sums over queries must be right within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -412,12 +413,13 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* A part's sums stay on its device until the job is over. If the device is lost before they are added up, the job is not
- * added up, and another part's memory is freed too. */
+/* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
+ * lost before the sums are added up, they are not added up, and the memory of the other part is freed too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* dk and dv: the part's own sums, and a share of the other part's sums and of the results */
+    /* bytes for dk, and as many for dv. own: the part's own sums; share: half of the other part's sums, or half of the
+     * results */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -445,8 +447,8 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 
 /* ---- Devices with little memory ---------------------------------------------------------------------------------- */
 
-/* The tests below have devices of this size. A part of SUMS keeps a quarter of it until the job is over. A part of LARGE
- * needs more than three quarters. */
+/* The tests below have devices with this much memory. A part of the problem SUMS keeps a quarter of the memory until
+ * the job is over. A part of the problem LARGE needs more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
@@ -462,7 +464,8 @@ static struct job *job_in_two(struct site *s, struct fixture *f, const struct sp
     return job;
 }
 
-/* Waits until the device holds back this part, because it had too little memory for it when it tried the part last. */
+/* Waits until the device holds the part back, because too little memory was free when the device last tried to start
+ * it. */
 static void assert_held(struct site *s, struct device *device, const struct job_part *part)
 {
     bool held = false;
@@ -475,8 +478,8 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 has computed its part of a job and keeps the sums. A batch that needs their memory waits until the loop frees
- * them, also after another batch of the device has ended. */
+/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs the memory of the sums waits
+ * until the loop frees them, even if another batch of the device ends before. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -501,7 +504,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* If parts add up on a device that hangs, their sums may never be freed, so a batch no longer waits for them. */
+/* A device that hangs may still read the sums of parts, so they may never be freed. A batch that waits for their memory
+ * must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -524,8 +528,8 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. A batch that waits for the sums of the first part lets the second part
- * pass. */
+/* One device computes both parts of a job. A batch that waits for the memory of the first part's sums lets the second
+ * part run before it. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -549,8 +553,8 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* While a batch runs, a part that passes a held batch finds too little memory. The part is held in place of that batch,
- * and both run later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part that may run before the held
+ * batch finds too little memory, too. It is then held back instead of the batch, and both run later. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -584,8 +588,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* A part that adds up finds no memory while one batch of the device runs and another is held. The part fails, and the
- * held batch runs later. */
+/* One batch of the device runs, and another is held back until memory is free. A part that adds up sums finds no
+ * memory. It fails, and the held batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -619,8 +623,8 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* A job leaves only when so many devices have room that their memory is enough for the sums of all parts. If too few
- * devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if the devices that have room together have enough memory for the sums of all
+ * parts. If too few devices are usable, the job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -652,8 +656,8 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device with seven batches of other clients gets four parts, which together are more batches than it may have of
- * several clients. */
+/* A device with seven batches of other clients gets all four parts of a job. Together these are more batches than a
+ * device may have of several clients. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
@@ -703,7 +707,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of parts must have the same bits, however many of the server's devices can compute. */
+/* The sums of a job's parts must have the same bits, however many of the server's devices can compute. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),

@@ -279,7 +279,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* with these, fake:1 has four batches, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* after these two picks, fake:1 has four batches, one on each of its
+                                              * streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -688,8 +689,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy from the device fails with an error after which the device is usable, but earlier work of the stream has
- * failed with an error after which a device is lost. The device counts as lost. */
+/* A copy from the device fails with an error that leaves the device usable. Earlier work of the stream has failed with
+ * an error that loses the device. So the device counts as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -876,8 +877,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. Before
- * that, one of them must have been on the device for longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. The
+ * guest may begin only after one of the other batches has been on the device for much longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -896,8 +897,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Three flows (callers' work) have the device. A guest (a short batch) of 1 s may join them only after one of
-     * them has run for this many ns. */
+    /* Three flows (callers' work) have the device. A guest (a short batch) of 1 s may join them only after one of them
+     * has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -1215,7 +1216,7 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* settling a job that is not late (whose HTTP thread did not stop waiting) does nothing */
+    inline_settle(late); /* a second call does nothing, because the first call has waited for the job's batch already */
     job_release(late);
     close_bench(&b);
 }

@@ -3,8 +3,8 @@
  * loop, and get them back. Devices are those of the fake backend.
  *
  * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
- * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
- * that it has handled everything that was posted before. */
+ * Requests that are posted before the loop starts arrive in its first iteration. turns() waits for two iterations of
+ * the loop, which has then handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -140,7 +140,8 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the scheduler's loop go round twice, so that the loop has handled everything that was posted before the call. */
+/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the call.
+ * */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -418,7 +419,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the turn after the one in which a batch went to its device. A late request is
+/* The loop checks deadlines in the iteration after the one in which a batch went to its device. A late request is
  * answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
@@ -827,7 +828,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
+/* In one iteration the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
  * body must be checked after its last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
@@ -1356,7 +1357,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* batch number `before` gets no memory */
+    /* the server gets no memory for the problem's batch number `before` (0 or 1) */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

@@ -197,8 +197,8 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of a resource with the limit `bound` the caller may use now whose header is Authorization:
- * `authorization`. */
+/* Returns how much of a resource with the limit `bound` a caller may use now, if the caller sends the header
+ * Authorization with the value `authorization`. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

@@ -214,8 +214,8 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    /* a product in flight has not written the registers yet, so they get NaN: code that reads them before the wait
-     * then computes NaN */
+    /* A product in flight has not written its registers yet, so they get NaN. Code that reads the registers before the
+     * wait then computes NaN. */
     for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
