@@ -71,8 +71,8 @@ struct options {
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
     bool forward_first; /* true: a backward computes out and lse itself; false: it receives both */
-    /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and
-     * for the first `padded` keys, and 0 for all other keys; false: the bias is random */
+    /* true: the bias is a mask like Hugging Face's 4-D masks. It has hidden_bias (the lowest float32) for later keys
+     * and for the first `padded` keys, and 0 for all other keys. false: the bias is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
@@ -147,8 +147,8 @@ struct block {
     int64_t bytes;
 };
 
-/* Indices of a problem's blocks of memory: one block for each tensor, and one for prefix_keys (how many first keys
- * each batch row shares with other rows). */
+/* Indices of a problem's blocks of memory. There is one block for each tensor, and one for prefix_keys (how many first
+ * keys each batch row shares with other rows). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call; every failure ends the program */
@@ -559,8 +559,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the problem sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256,
- * S 512 to 16384. */
+/* Times the problem sizes of the figures in the FlashAttention papers. B * S is the number of tokens, H * D is 2048, D
+ * is 64, 128 or 256, and S goes from 512 to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -720,8 +720,8 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Makes the request body of a forward whose q has one row and whose k and v have `keys` rows, with 8 heads of 64
- * float16 numbers. */
+/* Makes the request body of a forward with 8 heads of 64 float16 numbers. q has one row, and k and v have `keys` rows.
+ * */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;

@@ -47,8 +47,9 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait for the copy: first the bytes found when the copy was issued,
-     * and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the copy. */
+    /* The bytes that must be at `to` until the wait for the copy. At first these are the bytes found when the copy was
+     * issued, and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the
+     * copy. */
     char there[PIECE];
 };
 

@@ -53,8 +53,8 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that wait at
-     * the instruction `name`, which all of them execute together */
+    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that wait at the
+     * instruction `name`. All threads of the team execute this instruction together. */
     int size, live, arrived;
     unsigned round;
     const char *name;
@@ -257,8 +257,8 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 {
     return { name, where, kernel, { blocks, threads, shared } };
 }
-/* The emulator's cudaLaunchKernelEx(). It ignores the launch attributes, such as one that lets a kernel begin before
- * the previous kernel has ended: here the previous kernel has always ended. */
+/* The emulator's cudaLaunchKernelEx(). It ignores the launch attributes, such as the one that lets a kernel begin
+ * before the previous kernel has ended. In the emulator the previous kernel has always ended. */
 template <class... P, class... A>
 cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
                       A &&...args)

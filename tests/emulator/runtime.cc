@@ -2,8 +2,8 @@
  * streams are always idle.
  *
  * The device describes itself as an H200, with two exceptions. Its compute capability is that of the build
- * (EMULATED_ARCH). It has one to six multiprocessors, drawn from the seed, because the results of a grid of one block
- * per multiprocessor must not depend on their number. */
+ * (EMULATED_ARCH). Its number of multiprocessors is one to six, drawn from the seed. The results of a grid of one block
+ * per multiprocessor must not depend on this number. */
 #include <cuda.h>
 
 #include "emulator.h"

@@ -675,8 +675,8 @@ void multiply_columns(float *d, const float *A, const float *B, int rows, int N,
     }
 }
 
-/* Computes 8 columns of a product of e4m3 as the tensor core does, which truncates each addend at 2^-13 of the largest
- * addend's power of two. */
+/* Computes 8 columns of a product of e4m3 numbers as the tensor core does: each addend is truncated at 2^-13 of the
+ * largest addend's power of two. */
 void multiply_columns_short(float *d, const float *A, const float *B, int rows, int N, bool accumulate)
 {
     const int K = 32;
@@ -700,8 +700,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the unit (2^-13 of the largest addend) is below the normal numbers of float32, or an addend is not finite,
-         * the result is the plain sum. */
+        /* The result is the plain sum if the unit (2^-13 of the largest addend) is below the normal numbers of float32.
+         * The same holds if an addend is not finite. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -1017,8 +1017,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* n numbers the 32 rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2: in the
-         * low half of the register if n is even, otherwise in the high half. */
+        /* n numbers the 32 rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2. It is in
+         * the low half of the register if n is even, and in the high half otherwise. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);

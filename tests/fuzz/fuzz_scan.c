@@ -8,7 +8,7 @@
  *   1. The body read in pieces has the same result as the whole body: status, message, rest, extracted values.
  *   2. cJSON, which is less strict, accepts every body that the scanner accepts, and accepts its rest.
  *   3. The tree of the rest has the members and strings of the body's tree, and numbers as text. Where a string or an
- *      array was extracted, the rest refers to the extracted value; each value occurs once, in order. */
+ *      array was extracted, the rest has the index of the extracted value. Each index occurs once, in order. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -131,8 +131,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Returns the offset in the tensor of byte b of row r of box number c (each box has 128 bytes per row), or -1 if the
- * tensor has no such element. */
+/* Returns the offset in the tensor of byte b of row r of box number c. Each box has 128 bytes per row. Returns -1 if
+ * the tensor has no such element. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -316,7 +316,7 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators; `more`
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators. `more`
  * has one number for each of 64 queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
@@ -524,8 +524,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles for which
- * sees() is true. */
+/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by the transposed tiles for which sees() is
+ * true, and adds up the products. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,

@@ -2,7 +2,7 @@
  *
  *   SHIM_NO_CONNECTION=FILE   while FILE exists, libmicrohttpd gets no memory for a connection's record
  *   SHIM_NO_POOL=FILE         while FILE exists, libmicrohttpd gets no memory for a connection's buffers; its
- *                             own thread finds that out, after MHD_add_connection() has succeeded
+ *                             thread finds that out after MHD_add_connection() has succeeded
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection(), which the loop calls, does not return
  *

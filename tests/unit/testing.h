@@ -102,7 +102,7 @@ struct spec {
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each, Sk is a multiple of
+    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each. Sk is then a multiple of
      * page_size, and seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */

@@ -60,8 +60,8 @@ void give_pages(struct spec *s, int64_t page_size);
 struct spec random_spec(uint64_t seed);
 /* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
- * equal bits in both runs. `count` is at most 16. */
+/* Runs problems draw(9000) to draw(9000 + count - 1) twice: each problem alone, and all in one call. Checks that each
+ * problem has equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);

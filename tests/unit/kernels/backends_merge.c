@@ -275,8 +275,8 @@ void test_merges_that_disagree_are_refused(void **state)
     scene_clear(&x);
 }
 
-/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
- * say that out and dout are bhsd. */
+/* A merge joins results over parts of the keys. Its bits must be the same whether strides or the member `layout` say
+ * that out and dout are bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;

@@ -216,8 +216,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9, on both
- * sides of the limit above which a kernel's exponentials are relative to a rounded maximum. */
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. A kernel's
+ * exponentials are relative to a rounded maximum above a limit that lies between these numbers. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -241,10 +241,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* If one key has half or nine tenths of the weight, all other keys must still count, wherever the heavy key is.
- * Hopper's tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a
- * new sum begins. All values are one number, and every element of out must be that number, within float8's
- * tolerance. */
+/* One key has half or nine tenths of the weight. All other keys must still count, wherever this heavy key is. Hopper's
+ * tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a new sum
+ * begins. All values are one number, and every element of out must be that number, within float8's tolerance. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -347,7 +346,7 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). In earlier versions two roundings caused large errors: P was rounded to bfloat16 for out,
+ * delta = sum(dout * out). In earlier versions two roundings caused large errors. P was rounded to bfloat16 for out,
  * and a float32 dout was rounded for dP but not for delta. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
@@ -402,8 +401,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result, and once as the only
- * channel of a key, so that the score and lse have its value. */
+/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result. It is also used once as
+ * the only channel of a key, so that the score and lse have its value. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -465,8 +464,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests NaN in a backward. A NaN in a key that a query does not see must not reach the query's gradient, and a NaN in
- * the query must not reach the key's gradient. */
+/* Tests NaN in a backward. If a query does not see a key, a NaN in the key must not reach the query's gradient, and a
+ * NaN in the query must not reach the key's gradient. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -658,7 +657,7 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
 }
 
 /* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
- * whatever its rounding, so that P is 1 and dv is dout. In float32 P may be off by 4e-6, because lse itself is
+ * rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself is
  * rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {

@@ -1,6 +1,6 @@
-/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits whether it runs
- * alone or among other problems, packed or not, in one launch or several, with rows close together or far apart in
- * memory. Other tests are about the order of keys and about hidden keys. */
+/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone or among
+ * other problems, and packed or not. The number of launches must not matter, nor the distance between rows in memory.
+ * Other tests are about the order of keys and about hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -660,7 +660,7 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
+/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart. All tensors lie
  * in one block of device memory. Returns false if the device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
@@ -835,8 +835,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head is computed in several launches on a device that limits each launch to a very short time, and in one
- * launch on an ordinary device. The bits must be the same, because each launch computes some of the same tiles. */
+/* One head is computed twice: in one launch on an ordinary device, and in several launches on a device that limits each
+ * launch to a very short time. The bits must be the same, because each launch computes some of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {

@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024, and with few heads,
- * because the reference backend is slow. */
+/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024. It has few heads, because the
+ * reference backend is slow. */
 static struct spec random_wide_spec(uint64_t seed)
 {
     static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
@@ -245,9 +245,9 @@ void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_wide_decode_spec, 6);
 }
 
-/* For few rows of wide heads, a GPU must use the kernel that divides the keys of a head among thread blocks; in
- * other kernels one thread block reads all keys of a head. Latent attention has a faster kernel, which reads each
- * key once for both products. */
+/* For few rows of wide heads, a GPU must use the kernel that divides the keys of a head among thread blocks. In other
+ * kernels one thread block reads all keys of a head. Latent attention has a faster kernel, which reads each key once
+ * for both products. */
 void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

@@ -1,7 +1,7 @@
 /* test_check.c: tests every message of attn_check(), word for word, because clients receive the messages unchanged.
  *
- * Each test line starts from a valid problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and states the
- * message. */
+ * Each line of a test starts from a valid problem with B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8. It breaks one thing, and
+ * states the message. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -459,8 +459,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* the tensors have shapes of the layout bhsd, but the problem says bshd, so the single query counts as 1 head of
-     * q, and 40 keys count as 40 heads of k */
+    /* The tensors have shapes of the layout bhsd, but the problem says bshd. So the single query counts as 1 head of q,
+     * and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* the messages below suggest no layout, because no layout fits the shapes, or because the fault is not in the
@@ -474,7 +474,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 }
 
 /* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was understood as
- * bhsd and answered with wrong numbers. The request must be refused, because two numbers of heads could as well be two
+ * bhsd. The answer had wrong numbers. The request must be refused, because two numbers of heads could as well be two
  * lengths. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {

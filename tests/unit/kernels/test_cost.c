@@ -278,13 +278,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
     /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 + 256
-     * columns, and a head size of 256 takes one block of 256 + 256: the ratio is 3. */
+     * columns. A head size of 256 takes one block of 256 + 256. The ratio is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns,
-     * and a head size of 256 takes 5 * 256: the ratio is 5.2. */
+    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns. A
+     * head size of 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -298,7 +298,7 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
     /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024 +
-     * 512 columns, and a head size of 512 takes one block of 512 + 512: the ratio is 3. */
+     * 512 columns. A head size of 512 takes one block of 512 + 512. The ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -422,8 +422,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* a score of -1e30 is in the range that a CPU's kernel computes at once (up to 5.8e37), but not in the range of a
-     * GPU's kernel (up to 2^27) */
+    /* A CPU's kernel computes scores up to 5.8e37 at once, among them -1e30. A GPU's kernel does so only up to 2^27. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);

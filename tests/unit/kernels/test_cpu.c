@@ -202,8 +202,8 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* waits until thread 2 computes, and only one of threads 0 and 1; if the owners do not share the pool, the test
-     * hangs */
+    /* Waits until thread 2 computes, and only one of threads 0 and 1. If the owners do not share the pool, the test
+     * hangs. */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);

@@ -1,6 +1,6 @@
-/* test_verify_lse.c: tests which lse a backward may be given. The lse of the problem's scores, and the lse of more
- * keys (as in ring attention), must never be refused, whatever the options. verify_lse.c knows other conventions of
- * lse, and must find and name each of them. */
+/* test_verify_lse.c: tests which lse the server accepts for a backward. It must accept the lse of the problem's scores,
+ * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse.
+ * It must recognise each of them and name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -209,7 +209,7 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 }
 
 /* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
- * parts have equal lengths, as is usual: the sum over all keys is then about a whole number of times the sum over a
+ * parts have equal lengths, as is usual. The sum over all keys is then about a whole number of times the sum over a
  * part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
@@ -237,8 +237,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. The check must let that lse pass, because in ring attention a part of the keys comes with the lse of all
- * keys. */
+ * keys. The check must let it pass, because in ring attention a part of the keys comes with the lse of all keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,

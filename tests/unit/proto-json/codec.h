@@ -1,5 +1,6 @@
-/* codec.h: helpers that the tests and fuzz targets of proto-json/ share: memory that moves when it grows, feeding a
- * parser in pieces, and a text of everything that a parser produced, so that strcmp() can compare two runs. */
+/* codec.h: helpers that the tests and fuzz targets of proto-json/ share. One is memory that moves when it grows, and
+ * another feeds a parser in pieces. A third writes everything that a parser produced as text, so that strcmp() can
+ * compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 

@@ -1,5 +1,4 @@
-/* test_base64.c: every variant of the base64 code is compared with the definition, in memory that ends where reading or
- * writing must end.
+/* test_base64.c: compares every variant of the base64 code with the definition.
  *
  * expected_stop() and expected_bytes() express the definition once more, directly from the RFC and without a state
  * machine. Every buffer ends at a page without access rights, so that reading or writing one byte too far crashes. */

@@ -1,7 +1,8 @@
 /* test_numbers.c: arrays of numbers, read from text and written to text.
  *
- * The expected values come from other sources: the C library's strtof and strtod, which round correctly, and exact
- * decimal expansions of midpoints between two numbers, with a digit added or removed far behind the point. */
+ * The expected values come from other sources. One is the C library's strtof and strtod, which round correctly. The
+ * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far behind
+ * the point. */
 #include "proto-json/numbers.h"
 
 #include <math.h>

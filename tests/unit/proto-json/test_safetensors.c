@@ -225,7 +225,7 @@ static void test_a_context_of_digits_is_a_word(void **state)
 }
 
 /* The parser must place every tensor at an address that is a multiple of 64, even if the tensor before it has 4 or 5
- * bytes, or none. decoded_text() ends the program if a tensor lies elsewhere. */
+ * bytes or none. decoded_text() ends the program if a tensor lies elsewhere. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(

@@ -131,8 +131,8 @@ HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
     put_heads(f, name, rows, 1, D, salt);
 }
 
-/* Returns a body with the tensors in `names` (such as "q k v"), each with `rows` rows of `heads` heads of D numbers,
- * and then the members `extra` ("" for none). */
+/* Returns a body with the tensors in `names` (such as "q k v"), and then the members `extra` ("" for none). Each tensor
+ * has `rows` rows of `heads` heads of D numbers. */
 HELPER char *heads_body(const char *names, int rows, int heads, int D, const char *extra)
 {
     char *text = NULL, name[16];

@@ -448,8 +448,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer's status is that
- * of the problem's error, not 200. */
+/* A body may be a single problem, without an envelope {"requests": [...]}. If this problem fails, the answer's status
+ * is that of the problem's error, not 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

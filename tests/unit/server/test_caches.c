@@ -1,6 +1,7 @@
-/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests): who owns which
- * page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test copies and
- * writes as a step demands, and compares what a cache holds with a model, which is a sequence of numbers. */
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who
+ * owns which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test
+ * copies and writes what a step asks for. The test compares a cache's contents with a model, which is a sequence of
+ * numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -827,7 +828,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* an id has hexadecimal digits only; other text must not get the error for an id of another process */
+            /* An id has hexadecimal digits only. Other text must not get the error for an id of another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -1300,8 +1301,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* the last page has room, so the fork has its own copy of that page, and its own block of page numbers, in which
-     * the copy's number stands */
+    /* The last page has room, so the fork has its own copy of that page. The number of the copy stands in a block of
+     * page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

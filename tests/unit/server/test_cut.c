@@ -826,8 +826,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them, so it
-     * has no room */
+    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them; it has
+     * no room */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;

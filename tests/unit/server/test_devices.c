@@ -1070,7 +1070,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple
+/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is no multiple
  * of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
@@ -1279,8 +1279,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* several parts of a cut job fail: the job gets the error of the first failed part in the list, even if
-         * another part failed earlier */
+        /* Several parts of a job fail on different devices. The job gets the error of the first failed part in its
+         * list, even if another part failed earlier. */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

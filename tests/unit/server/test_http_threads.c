@@ -155,8 +155,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* with one core, threads are not pinned; above 16 cores, the test would make hundreds of threads and show nothing
-     * more */
+    /* With one core, threads are not pinned. Above 16 cores, the test would make hundreds of threads and show nothing
+     * more. */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];

@@ -432,9 +432,9 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* The OpenAPI document must list the special answers to requests that change something: 403 if another site's page
- * sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer
- * about a new resource must have a header with the resource's path. */
+/* The OpenAPI document must list the special answers to requests that change something. These are 403 if another site's
+ * page sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An
+ * answer about a new resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;

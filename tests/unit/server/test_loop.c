@@ -83,8 +83,8 @@ static void on_close_metrics(void *context)
 
 /* How a test's scene (server, loop and devices) begins. A member that is 0 stands for the default. */
 struct opening {
-    /* what the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
-     * test replaces by the path of a file: with hold=GATE a batch waits until the test deletes the file. */
+    /* What the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
+     * test replaces by the path of a file. With hold=GATE a batch waits until the test deletes the file. */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
@@ -771,8 +771,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. q, k and
- * v lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, with one head of 64 numbers. q, k
+ * and v lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -1096,9 +1096,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a step writes cache
- * a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on cache c
- * begins at once. */
+/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a first step writes
+ * cache a, and a second step on caches a and b waits for it. A third step on cache b waits behind the second one. A
+ * step on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1248,8 +1248,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost (before its part of a problem, at the start or at the end of the part), the other devices compute
- * the whole problem. */
+/* If a device is lost, the other devices compute the whole problem. The device is lost before its part of the problem,
+ * or at the start or the end of the part. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1296,8 +1296,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* a device may already compute the other part of the problem, and the server answers only when that part ends;
-     * opening the gate lets it end */
+    /* A device may already compute the other part of the problem, and the server answers only when that part ends. The
+     * test opens the gate, which lets the part end. */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);

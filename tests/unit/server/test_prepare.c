@@ -1,6 +1,6 @@
-/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run: where
- * the outputs lie, which jobs are of one kind, what happens to contexts and references, what is refused, and when a
- * job's memory is given back. */
+/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run. They
+ * test where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused.
+ * They also test when a job's memory is given back. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"

@@ -314,8 +314,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* flow a (the work of caller a) had no jobs during flow b's four turns, and must not get four turns in a row to
-     * make up for that */
+    /* Flow a (the work of caller a) had no jobs while flow b had four turns. It must not get four turns in a row to
+     * make up for that. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);

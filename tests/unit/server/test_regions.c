@@ -44,9 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not; one
- * descriptor is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing
- * descriptors. */
+/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not. One of
+ * them is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
