@@ -70,7 +70,8 @@ struct options {
     double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: it receives both */
+    bool forward_first; /* true: a backward computes out and lse itself; false: a backward receives out and lse as
+                         * inputs */
     /* true: the bias is a mask like Hugging Face's 4-D masks. It has hidden_bias (the lowest float32) for later keys
      * and for the first `padded` keys, and 0 for all other keys. false: the bias is random */
     bool bias_is_mask;
@@ -685,7 +686,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- Measuring how fast request bodies are read and written ------------------------------------------------------ */
 
-/* Memory that grows by reallocation and is aligned to 64 bytes, as the memory into which the server reads request
+/* Memory that grows by reallocation and is aligned to 64 bytes, like the memory into which the server reads request
  * bodies. */
 struct arena {
     void *base;

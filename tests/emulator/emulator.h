@@ -211,8 +211,8 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Agents: asynchronous work such as TMA copies and tensor core products --------------------------------------- */
 
-/* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
- * at its first use. */
+/* The agent of a thread block does the block's asynchronous work: TMA copies and tensor core products (sm90.cc). The
+ * agent is created at its first use. */
 struct agent {
     /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
      * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */

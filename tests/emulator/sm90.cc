@@ -840,7 +840,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes the first log entries, as far as all threads have passed them and their work is done. */
+/* Removes log entries from the start of the log, as long as all threads have passed them and their work is done. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&

@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Problems whose keys the forward of Hopper GPUs divides into splits: at least 65 rows per key/value head, and many
- * keys. */
+/* Tests problems whose keys the forward on Hopper GPUs divides into splits. These have at least 65 rows per key/value
+ * head, and many keys. */
 void test_keys_of_a_chunk_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

@@ -300,7 +300,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the heads */
+    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the number of heads */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");

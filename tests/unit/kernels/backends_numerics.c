@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's gradients in float32 round to its gradients in 16 bits, as they must. They need not
- * if dq may be summed in any order, because the bits of dq then vary. */
+/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Leaves out dq if dq may be summed in
+ * any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;

@@ -99,7 +99,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
+/* Tests backwards whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
  * order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {

@@ -31,8 +31,9 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All problems of this table run forward. Hopper's backward for wide heads also computes options of head sizes from 129
- * to 256, so some problems have such heads. Problems without float8 and without pages also run backward. */
+/* All problems of this table run forward, and those without float8 and without pages also run backward. Hopper's
+ * backward for wide heads also computes problems with options and head sizes from 129 to 256. So some problems of the
+ * table have such heads. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* if a count is wrong, returns all counts, so that the test fails; otherwise frees them */
+        /* If a count is wrong, returns all counts, so that the test fails. Otherwise frees the counts. */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);

@@ -886,8 +886,8 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* The parser gets as much memory as proto_memory_for() returns for the length of the body. That must suffice, however
- * the body is split. */
+/* The parser gets as much memory as proto_memory_for() returns for the length of the body. This memory must suffice,
+ * however the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

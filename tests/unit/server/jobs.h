@@ -1,6 +1,6 @@
 /* jobs.h: makes bodies, jobs (the problems of one request) and requests for tests of the server without sockets.
- * Everything takes the daemon's way: the decoder reads JSON text into leased staging memory (the memory of request
- * bodies), and check_body() or prepare_job() follows.
+ * Everything takes the same path as in the daemon: the decoder reads JSON text into leased staging memory (the memory
+ * of request bodies), and check_body() or prepare_job() follows.
  *
  *   struct server server;
  *   struct config config;
@@ -38,7 +38,7 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* unused helpers are no warning, because a test may need only some of them */
+/* the compiler must not warn of unused helpers, because a test may need only some of them */
 #define HELPER __attribute__((unused)) static
 
 enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reaches it fails */

@@ -530,7 +530,8 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices fails, so a caller may use half of the memory of the other three. */
+    /* One of four devices fails. The caller may use 50 percent of the memory, which is now half of the memory of the
+     * other three devices. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');

@@ -242,8 +242,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server ends), idle connections stay open as long as requests come on any of them, as a load
- * balancer sends them. When no connection gets a request any more, the server closes all idle connections. */
+/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests, for
+ * example from a load balancer. When no connection gets a request any more, the server closes all idle connections. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;

@@ -1253,7 +1253,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
-/* Sends the part of a cut job that this device can compute, and waits for it. */
+/* Sends a device its part of a job that several devices compute, and waits for the part. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);

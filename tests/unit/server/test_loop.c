@@ -1307,8 +1307,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* If the deadline of a problem passes and the problem was cut into parts, the answer does not wait for the devices. The
- * parts keep their memory until their devices are done. */
+/* If the deadline of a problem that was cut into parts passes, the answer does not wait for the devices. The parts keep
+ * their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;

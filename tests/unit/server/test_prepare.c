@@ -622,7 +622,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 /* ---- Tests of rows that leave float32's range, and of references to jobs ----------------------------------------- */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
- * The server therefore examines the scores of problems that slow rows would make long. */
+ * The server therefore examines the scores of problems that would take long if their rows were slow. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
