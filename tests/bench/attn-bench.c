@@ -70,8 +70,7 @@ struct options {
     double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: a backward receives out and lse as
-                         * inputs */
+    bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
     /* true: the bias is a mask like Hugging Face's 4-D masks. It has hidden_bias (the lowest float32) for later keys
      * and for the first `padded` keys, and 0 for all other keys. false: the bias is random */
     bool bias_is_mask;

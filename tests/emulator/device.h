@@ -252,7 +252,7 @@ inline float exp2_fast(float x)
 }
 } // namespace emu
 
-/* ---- The runtime's templates that nvcc alone has, for symbols and kernels ---------------------------------------- */
+/* ---- Templates of the CUDA runtime that only nvcc declares, for symbols and kernels ------------------------------ */
 
 template <class T> cudaError_t cudaGetSymbolAddress(void **to, const T &symbol)
 {

@@ -63,7 +63,7 @@ int swizzled(int r, int b)
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
 }
 
-/* ---- TMA: boxes, swizzle, elements outside the tensor ------------------------------------------------------------ */
+/* ---- Tests of TMA: boxes, swizzle, elements outside the tensor --------------------------------------------------- */
 
 struct place {
     int column, row, head, batch;
@@ -184,7 +184,7 @@ void check_tma()
     }
 }
 
-/* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V ------------------------------------------------------- */
+/* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
 /* Row and column, in a 64 x N accumulator, of this thread's register i; see wgmma in ptx.cuh. */
 DEVICE int row_of(int i)
@@ -306,7 +306,7 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
-/* ---- Backward: dS in shared memory, a product that sums over the rows of both operands, sums added by TMA -------- */
+/* ---- Tests of the backward: dS in shared memory, and sums that TMA adds ------------------------------------------ */
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
@@ -387,7 +387,7 @@ void check_added_sums()
     check_sums<__half, 128>();
 }
 
-/* ---- wgmma of e4m3: the order of the keys ------------------------------------------------------------------------ */
+/* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
 /* f8_forward.cu's. */
 template <int D_, int BN_> struct shape_8 {
@@ -498,7 +498,7 @@ void check_wgmma_8()
     check_sums_of_e4m3();
 }
 
-/* ---- The ring of shared memory stages: producer and consumers, turns, setmaxnreg --------------------------------- */
+/* ---- Tests of a ring of shared memory stages: a producer, and consumers that take turns -------------------------- */
 
 enum { TILES = 50 };
 
@@ -655,7 +655,7 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Shared memory written by ordinary stores and handed over by a pair of mbarriers ----------------------------- */
+/* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
 
 enum { LETTERS = 200, READERS = 8 /* warps */ };
 struct letter {
@@ -813,7 +813,7 @@ void check_dependent_launch()
     judge("a dependent kernel sees what the kernel before wrote", compare(y.fetch(), expected));
 }
 
-/* ---- Results: from accumulators to rows of an output ------------------------------------------------------------- */
+/* ---- Tests of copying results from accumulators to rows of an output --------------------------------------------- */
 
 template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
 {

@@ -147,7 +147,8 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    /* memory that the fixture owns: guard bytes, misalignment, tensor, guard bytes */
+    /* memory that the fixture owns, a block for each tensor: guard bytes, bytes that shift the address, the tensor,
+     * guard bytes */
     uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };

@@ -480,7 +480,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Tests of scores beyond float32, rows of masks, and one order of sums ---------------------------------------- */
+/* ---- Tests of scores beyond float32, of masks with large numbers, and of the order of sums ----------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 

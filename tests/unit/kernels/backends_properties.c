@@ -892,8 +892,6 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
-/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
-
 /* Tests moves of memory of every length and alignment, in one call with more moves than fit in one kernel launch. One
  * move is long enough for several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)

@@ -73,8 +73,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. A batch waits as long as
- * this file exists. */
+/* Copies `script`, which tells the fake devices what to do, to `text`. Replaces the word GATE in it by the path of the
+ * gate's file. A batch waits as long as this file exists. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -180,7 +180,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns an envelope, {"requests": [...]}, of `count` bodies, and frees these bodies. */
+/* Returns the body {"requests": [...]} with `count` bodies, and frees these bodies. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;

@@ -436,7 +436,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* Retry-After is computed from the three jobs that are queued, and from the 2.5 s that one job takes */
+    /* Retry-After is computed from the number of queued requests (3) and from the time that each of them takes (2.5 s)
+     * */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
@@ -573,8 +574,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* the first three columns: the server's --cors-origin; whether a page of another site sends the request;
-         * whether the request is a preflight */
+        /* the first three columns: the server's option --cors-origin, whether a page of another site sends the request,
+         * and whether the request is a preflight */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

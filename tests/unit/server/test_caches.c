@@ -1285,8 +1285,8 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares the cache's blocks of page numbers, and needs few page numbers of its
- * own. */
+/* A fork (a cache that shares the pages of another) of the longest possible cache also shares that cache's blocks of
+ * page numbers. It needs few page numbers of its own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1302,8 +1302,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* The last page has room, so the fork has its own copy of that page. The number of the copy stands in a block of
-     * page numbers that belongs to the fork alone. */
+    /* The last page has room, so the fork (a cache that shares pages with another) has its own copy of that page. The
+     * number of the copy stands in a block of page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

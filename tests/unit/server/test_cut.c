@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* number of batches that came back from devices and were not collected yet */
+    int back; /* number of batches that devices have given back, and that the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -98,7 +98,7 @@ static struct job_part *send_part(struct site *s, struct job *job, struct device
     return batch->parts[0];
 }
 
-/* Handles the messages of the devices. Returns the number of batches that have come back. */
+/* Handles the messages of the devices. Returns the number of batches that devices have given back. */
 static int look(struct site *s)
 {
     uv_run(&s->uv, UV_RUN_NOWAIT);
@@ -132,7 +132,7 @@ static void assert_back(struct site *s, const struct job_part *part)
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) send_part(s, job, over[n]);
-    /* no part is left for device 0, because every part was sent to a device already */
+    /* no part of the job is left for device 0, because every part was sent to a device already */
     assert_null(job_part_for(job, 0));
     for (int n = 0; n < parts; n++) {
         const struct job_part *const part = part_back(s);
@@ -153,7 +153,7 @@ static void add_up(struct site *s, struct job *job, int parts)
     assert_false(sums_begin(job));
 }
 
-/* Returns the bytes of memory in use on all devices of the site. */
+/* Returns the bytes of memory in use on all devices of the test. */
 static int64_t bytes_in_use(struct site *s)
 {
     int64_t bytes = 0;
@@ -165,7 +165,7 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the fixture with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
+/* Returns the problem with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -175,8 +175,9 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
     return some;
 }
 
-/* Cuts the problem into ranges of queries, and runs each range on a device of the site. `parts` becomes a copy of the
- * fixture with the results. Returns the number of ranges; 1: the problem was not cut, and nothing ran. */
+/* Cuts the problem into ranges of queries, and runs each range on a device. `parts` becomes a copy of the fixture (the
+ * problem and its tensors) with the results. Returns the number of ranges; 1: the problem was not cut, and nothing
+ * ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -237,8 +238,8 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns the number of parts into which the problem was cut; 1: it was
- * not cut. */
+/* Runs the problem over all devices of the test. Returns the number of parts into which the problem was cut; 1: the
+ * problem was not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -396,7 +397,8 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of the sums in a part's memory, and the fake device's memory is the host's */
+        /* dk is the first of the sums in the memory of a job's part. The fake device's memory is the host's, so the
+         * test can write to it. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -453,7 +455,8 @@ enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
 
-/* Makes a job of the problem and cuts it into two parts. over[0] and over[1] become the devices of the parts. */
+/* Makes a job (one request's problems) of the problem, and cuts the job into two parts. over[0] and over[1] become the
+ * devices of the parts. */
 static struct job *job_in_two(struct site *s, struct fixture *f, const struct spec *spec,
                               struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -640,7 +643,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* the device has room for no batch */
+        all->device[busy]->outstanding += 1000; /* the device has no room for a further batch */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -803,7 +806,8 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed or have no room get no part. If --split-above-ms is 0, no problem is cut. */
+/* Devices that failed, or that have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
+ * problem is cut into parts. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -820,7 +824,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* each of three devices gets two of the six heads; a fourth device would not make the longest part shorter */
+    /* each of three devices gets two of the six heads; with a fourth device, the largest part would still have two
+     * heads */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);

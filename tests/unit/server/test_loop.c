@@ -25,7 +25,7 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the scene by the address of its member `server` */
+    struct server server; /* on_resume() finds the struct scene by the address of its member `server` */
     struct gate gate;
     /* work that occupies the only thread of libuv's pool until the test opens the gate `pool` (deletes its file) */
     uv_work_t blocker;
@@ -40,7 +40,7 @@ struct scene {
     int resumed_count;
 };
 
-/* ---- Functions that stand for the HTTP side of the server -------------------------------------------------------- */
+/* ---- Functions that replace the HTTP side of the server ---------------------------------------------------------- */
 
 static void on_resume(struct request *request)
 {
@@ -307,7 +307,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* only the request holds its job, so the job's memory may be reused for the answer */
+    /* only the request has a reference to its job (its problems), so the job's memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -315,9 +315,9 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Jobs of kinds A and B have different head sizes. At most two jobs of one kind leave together, the oldest first: A
- * A, then B B, then A. The script makes the second batch fail, and the error message must name the requests of that
- * batch. */
+/* The requests of this test are of two kinds, A and B, which have different head sizes. At most two requests of one
+ * kind go to the device together, the oldest first: A A, then B B, then A. The script makes the second batch fail, and
+ * the error message must name the requests of that batch. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -440,12 +440,13 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the request was answered without its job, because the device may still write to the job's memory */
+    /* the request was answered without its job (its problems), because the device may still write to the job's memory
+     * */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* when the device has finished, the job's memory is free */
+    /* when the device has finished, the server frees the job's memory */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
     /* the context (saved forward) is free for another backward, although the first one was late */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
@@ -565,7 +566,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the device's verification of the first request; other requests must be computed meanwhile */
+    /* A gate (a file for which the device waits) holds the verification of the first request. Other requests must be
+     * computed meanwhile. */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
@@ -1178,7 +1180,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* Returns a request of four heads that is said to take a second, so that it is cut over several devices. */
+/* Returns a request of four heads with an expected time of one second, so that it is cut over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1224,7 +1226,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut over
+                                                                                 * several devices */
     assert_true(parts_of(NULL) - before[2] == 8);
     /* each device verifies all rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
@@ -1367,7 +1370,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of a problem's parts, the problem is not cut */
+    /* without memory for the list of a problem's parts, the problem is not cut over several devices */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

@@ -185,7 +185,7 @@ static void test_nothing_is_lost_between_threads(void **state)
                                      "attnd_stage_duration_seconds_count{stage=\"queue\"} 53332", NULL });
 }
 
-/* This test runs last, because by then every metric has series. */
+/* This test runs last, because by then every metric has at least one time series. */
 static void test_promtool_finds_no_fault(void **state)
 {
     (void)state;

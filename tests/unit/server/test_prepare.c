@@ -29,7 +29,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job for which prepare_job() succeeded. */
+/* Returns a job (one request's problems) for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -38,7 +38,8 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job is refused with `status`, and with the message `text` unless that is NULL. */
+/* Checks that a job (one request's problems) is refused with `status`, and with the message `text` unless that is
+ * NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
