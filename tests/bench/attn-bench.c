@@ -65,7 +65,7 @@ struct options {
     bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
-    bool truth; /* attn_truth_some() is timed, which computes results in float64; false: the kernels are timed */
+    bool truth; /* true: times attn_truth_some(), which computes results in float64; false: times the kernels */
     double softcap, scale, dropout;
     double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
@@ -896,7 +896,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns a set of bits. */
+/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns the gradients as a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;

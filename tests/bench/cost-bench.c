@@ -47,7 +47,7 @@ static const struct problem {
     /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 stands for the default */
+    double scale, softcap, dropout; /* a scale of 0 stands for the default scale */
     /* the bias of each pair of query and key above the causal diagonal, and of each pair with one of the first `padded`
      * queries or keys; 0: the problem has no bias */
     double hidden;

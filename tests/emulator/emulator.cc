@@ -26,7 +26,7 @@ enum {
     SHARED_STEP = (SHARED_MOST + 4095) / 4096 * 4096,
     STACK_BYTES = 64 << 10,
     PAGE = 4096,
-    PIECE = 16 /* bytes that one cp.async copies */
+    PIECE = 16 /* number of bytes that one cp.async copies */
 };
 
 /* A named barrier (bar.sync, bar.arrive) and the number of threads that it waits for. */
@@ -54,7 +54,7 @@ struct copy {
 };
 
 struct copies {
-    std::vector<copy> list; /* the thread's copies from commit group `first` on; earlier groups have been waited for */
+    std::vector<copy> list; /* the thread's copies; the thread has waited for those before index `first` */
     size_t first = 0;
     int group = 0;
 };
@@ -81,7 +81,7 @@ struct block {
     copies queues[THREADS];
     agent *work;
     char *shared;   /* SHARED_MOST */
-    uint32_t bytes; /* bytes of the block's shared memory that are in use */
+    uint32_t bytes; /* number of bytes of the block's shared memory that are in use */
     std::vector<static_place> places;
     uint32_t pattern; /* the 4-byte pattern with which shared memory begins */
     race_watch races;

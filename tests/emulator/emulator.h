@@ -170,7 +170,7 @@ template <class Condition> void wait_until(Condition condition, const char *what
 {
     poll([](void *c) -> bool { return (*(Condition *)c)(); }, &condition, what, number);
 }
-void yield(); /* lets other fibers run */
+void yield(); /* lets other fibers (CUDA threads) run */
 
 /* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 

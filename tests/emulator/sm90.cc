@@ -58,7 +58,7 @@ struct tensor_map { /* what the emulator stores in a CUtensorMap */
     char *address;
     uint64_t dims[5], strides[4];
     uint16_t box[5];
-    /* element: bytes of an element; width: bytes of the swizzle's pattern; 16: no swizzle */
+    /* element: bytes of an element; width: bytes of the swizzle's pattern (16: no swizzle) */
     uint8_t rank, element, width;
 };
 static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "the driver's size");
@@ -105,7 +105,7 @@ struct copy {
     int at[5];
     barrier *bar; /* the mbarrier that a load completes */
     int thread;
-    int64_t group; /* for a store: the bulk group of its thread to which the store belongs */
+    int64_t group; /* for a store: number of the bulk group (of its thread) to which the store belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
@@ -130,7 +130,7 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0; /* for a wait: the number of groups that may stay in flight */
+    int number = 0; /* for a wait instruction: the number of commit groups that may stay in flight */
     /* arrived: number of threads that have issued the instruction; waited: number of threads that have waited for it */
     int arrived = 0, waited = 0;
     int lanes[4] = {}; /* number of threads of each warp that issued the instruction */
@@ -160,7 +160,7 @@ struct warpgroup {
     /* number of the first entry that is still in the log; numbers count from the begin of the thread block */
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
-    int64_t groups = 0; /* number of commits among the entries carried out */
+    int64_t groups = 0; /* number of commits among the log entries that have been carried out */
     /* for eager products (computed warp by warp): each warp's rows of products before this log entry are done */
     int64_t rows_done[4] = {};
     share shares[GROUP];

@@ -26,7 +26,7 @@ struct shape {
  * result. The struct also has tensors for the same data in device memory. */
 struct scene {
     struct shape s;
-    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
+    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
     char *outs, *out; /* outs: one block of part_bytes bytes for each of the PARTS parts */
     float *lses, *lse;
@@ -179,15 +179,16 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* part 1 is empty (its lse is -inf), so the merged result equals part 0 */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN },      /* a NaN in the lse of part 0 */
-        { 0, 1, NAN, 1, NAN, NAN },      /* a NaN in the lse of part 1 */
+        { NAN, 1, 0, 1, NAN, NAN },      /* the lse of part 0 is NaN, so the result is NaN */
+        { 0, 1, NAN, 1, NAN, NAN },      /* the lse of part 1 is NaN, so the result is NaN */
         { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
         /* an infinite lse makes the result undefined even if the other part is empty */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
         { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: the result must not overflow, and must not
                                        * become NaN by (-inf) - (-inf) */
-        { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
+        { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart: the result must be part
+                                                      * 0 */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };

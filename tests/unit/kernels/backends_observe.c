@@ -97,7 +97,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random observe problem (it asks for attention weights and their statistics). */
+/* Returns a random observe problem, which asks for attention weights and their statistics. */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);

@@ -349,7 +349,8 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets four queries see each key */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets only four queries see each
+                                                                       * key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
     /* The GPU kernel "generic" computes all tiles, also those that the mask hides. So the estimate that reads the mask
@@ -609,7 +610,7 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        /* four parts are read and one result is written */
+        /* the merge reads four parts and writes one result */
         assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;

@@ -339,7 +339,7 @@ static void test_strips_change_no_bit(void **state)
 {
     static const struct spec specs[] = {
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
-        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
+        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* Sq is larger than Sk, so the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
         /* rows of one tile have windows that begin in different tiles of keys */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
@@ -349,7 +349,7 @@ static void test_strips_change_no_bit(void **state)
         /* several heads share a tile of rows, so the kernel does not split the tile into strips (parts) */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
-        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
+        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* V contains NaN */
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;

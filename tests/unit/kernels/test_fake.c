@@ -281,7 +281,8 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* the wrong address is found when the problem runs, as on a GPU */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs,
+                                               * not when it is queued */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
     /* after DEVICE_LOST every call must fail in the same way */

@@ -24,7 +24,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* a uniform random number in -1 .. 1 */
+static double uniform(void) /* Returns a uniform random number between -1 and 1. */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;

@@ -229,7 +229,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the lse includes the sinks, but the backward may come without them */
+        /* the lse includes the sinks, but a client may send the backward without them */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);

@@ -209,7 +209,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    /* texts of 100 characters, and of 400 characters, which reach the unrolled loops */
+    /* lengths of the texts in characters; 400 is enough to reach the unrolled loops */
     static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {

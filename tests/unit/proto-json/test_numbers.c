@@ -508,7 +508,7 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
         /* becomes: the type to which the numbers are converted, after they were read without a type */
         numbers_type type, becomes;
         const char *text, *error;
-        uint32_t want; /* the code that the array's second element must have */
+        uint32_t want; /* the bit pattern that the array's second element must have */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },

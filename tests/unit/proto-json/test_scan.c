@@ -408,7 +408,7 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* escapes within base64, and within the name "data" */
+    /* JSON escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
