@@ -187,8 +187,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
         { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: the result must not overflow, and must not
                                        * become NaN by (-inf) - (-inf) */
-        { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart: the result must be part
-                                                      * 0 */
+        { -90000, 2, -90200, 7, -90000, 2 },         /* two lse far apart: part 0 is the result */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };

@@ -349,8 +349,7 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets only four queries see each
-                                                                       * key */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
     /* The GPU kernel "generic" computes all tiles, also those that the mask hides. So the estimate that reads the mask
