@@ -928,7 +928,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* bytes of half the heads of q, of k or v, and of lse */
+    /* bytes that half of the heads take in q, in k or v, and in lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

@@ -343,7 +343,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the device's error fails the whole batch, with each of its jobs */
+        assert_failed(first, ATTN_DEVICE); /* the device's error fails every request in the batch */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -407,7 +407,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* wait until the first batch has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* waits until the first batch has its scratch memory */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);

@@ -674,7 +674,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    /* /v1/info omits a figure of a device that is not known */
+    /* /v1/info omits a device's figure if the figure is not known */
     assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));

@@ -311,7 +311,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the end of the log must not block */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after log_close() must not block */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;

@@ -340,7 +340,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but two requests of one kind wait for a third */
+    /* a device is free, but the two requests wait for a third one that fits into their batch */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
