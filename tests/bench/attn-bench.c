@@ -17,11 +17,11 @@
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
  * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
- * consists of calls one behind the other that fill two milliseconds; otherwise the time could be that of the host,
- * which queues them. Where reading K and V dominates, calls use several copies of K and V in turn, so that a cache does
- * not hold them. Inputs are random, because equal numbers or zeros run faster on power-limited chips. Outputs are NaN
- * before the first run and checked after the last: if a kernel leaves an element unwritten, the program fails.
- * TFLOP/s counts only the pairs that a query may see: see attn_flops(). */
+ * consists of as many consecutive calls as fill two milliseconds. For a single short call, the measured time could be
+ * the time that the host takes to queue it. Where reading K and V dominates, calls use several copies of K and V in
+ * turn, so that a cache does not hold them. Inputs are random, because equal numbers or zeros run faster on
+ * power-limited chips. Outputs are NaN before the first run and checked after the last: if a kernel leaves an element
+ * unwritten, the program fails. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>

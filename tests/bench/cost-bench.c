@@ -8,8 +8,9 @@
  *   ATTN_CPU_ISA=avx2 cost-bench        without instructions beyond AVX2
  *
  * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
- * it is processor time, which other programs disturb least; otherwise the device's own clock measures it. The last line
- * counts the estimates that are wrong by a factor of more than three; the exit status is 1 if there is one. */
+ * it is processor time, which other programs disturb least. Otherwise it is the time of the device's own clock. The
+ * last line counts the estimates that are wrong by a factor of more than three. If there is one, the exit status is
+ * 1. */
 #include <float.h>
 #include <getopt.h>
 #include <math.h>

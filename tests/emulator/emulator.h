@@ -18,20 +18,20 @@
  * which thread waits where.
  *
  * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
- * covers it, or the end of its thread; some copies happen at the last moment. Two mistakes are reported: ldmatrix
- * of memory that a copy may still write, and any other change of such memory. Other asynchronous work (TMA, tensor
+ * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
+ * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
  * cores) belongs to an agent, see below.
  *
  * Races. Two accesses to shared memory that no barrier orders are an error, whatever order they happened to have:
  * see races.h.
  *
- * Poison. Shared memory begins as a pattern, mostly of finite numbers. NaN would hide a read of it, because kernels
- * recompute rows that contain NaN in another way. ldmatrix of 16 bytes of that pattern is an error. New global
- * memory holds NaN.
+ * Poison. Shared memory begins as a pattern, mostly of finite numbers. A pattern of NaN would hide that a kernel reads
+ * it, because kernels recompute rows that contain NaN in another way. ldmatrix of 16 bytes of the pattern is an error.
+ * New global memory holds NaN.
  *
- * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). They are compiled
- * with device.h included first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/
- * replace those that contain instructions in assembler. */
+ * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). The compiler then
+ * includes device.h first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/ replace
+ * the headers that contain instructions in assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 

@@ -5,7 +5,7 @@
  * least one access is a store, a barrier must lie between the two:
  *
  *   lanes of a warp    __syncwarp or a barrier of the block. (A shuffle or a product orders no memory.)
- *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an
+ *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a condition that was waited for (an
  *                      mbarrier), which is taken to order everything before it
  *
  * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that

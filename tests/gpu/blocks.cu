@@ -10,12 +10,12 @@
  * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
- *      with ==. Conversions are compared with the host's, and 2^x with a bound.
- * 2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
+ *      with ==. Conversions are compared with those of the host, and the error of 2^x with a bound.
+ *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
  *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
  *
  * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
- * emulate` runs it without a GPU. */
+ * emulate` runs the program on the emulator, without a GPU. */
 #include <unistd.h>
 
 #include "kernels/cuda/sm90/layer/epilogue.cuh"

@@ -17,7 +17,7 @@
  *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
- *   noise        covers sums that cancel to nothing
+ *   noise        the error of sums whose terms cancel
  *
  * Functions that are not declared here, and the implementation, are in testing.c. */
 #ifndef TESTING_H

@@ -3,9 +3,9 @@
  *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
  *                compared with the reference backend
  *   random       problems with random options, compared with the reference backend
- *   properties   what must hold without a reference: equal bits alone and among other problems, packed and not, with
- *                one thread and several; keys in another order; a shifted bias; early queries that do not depend on
- *                later keys
+ *   properties   what must hold without a reference. A problem has equal bits alone and among other problems, packed
+ *                and not, with one thread and several. Other properties are about keys in another order, a shifted
+ *                bias, and early queries, which must not depend on later keys
  *
  * Environment variables select what runs:
  *
