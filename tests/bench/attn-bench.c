@@ -606,8 +606,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask, and each kind of lengths, beside a problem of the same size without them. Lengths are as long as
- * --tokens allows. */
+/* Times a problem with each mask and with each kind of lengths. For comparison, also times a problem of the same size
+ * without them. Lengths are as long as --tokens allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -1049,7 +1049,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* the number that may follow --bias can be negative, and is not an option although it begins with '-' */
+        /* the number that may follow --bias can be negative, so an argument that begins with '-' may be this number */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];

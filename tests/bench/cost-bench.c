@@ -280,7 +280,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes the inputs that only a backward has: out and lse, by running the forward, and dout. */
+/* Makes the inputs that only a backward has: dout, and also out and lse, for which the forward runs. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {

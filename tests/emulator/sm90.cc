@@ -157,7 +157,7 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    /* number of the first entry that is still in the log; numbers count from the begin of the thread block */
+    /* number of the first entry that is still in the log; entries are numbered from the start of the thread block */
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
     int64_t groups = 0; /* number of commits among the log entries that have been carried out */

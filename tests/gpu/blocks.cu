@@ -186,7 +186,8 @@ void check_tma()
 
 /* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
-/* Row and column, in a 64 x N accumulator, of this thread's register i; see wgmma in ptx.cuh. */
+/* Returns the row, in a 64 x N accumulator, of this thread's register i; column_of() returns the column. See wgmma in
+ * ptx.cuh. */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;

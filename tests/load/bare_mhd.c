@@ -1,4 +1,4 @@
-/* bare_mhd.c: a server that does the least that libmicrohttpd can do with a request: it receives and discards it. `make
+/* bare_mhd.c: a server that does the least that libmicrohttpd can do: it receives requests and discards them. `make
  * upload` and `make compare` compare attnd with this program.
  *
  *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until SIGTERM; answers 200 with a

@@ -1,5 +1,5 @@
-/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, sums of rounded sums, scores beyond
- * float32, rows that see one key, NaN. */
+/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, rounded sums, scores beyond float32,
+ * rows that see one key, and NaN. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide heads
- * of these sizes into chunks of the D columns of q and k, and of the Dv columns of v. */
+/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide such
+ * heads into chunks of columns: the D columns of q and k, and the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -121,7 +121,7 @@ void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
         if (!agrees(&cases[n])) fail_msg("%s: wrong", cases[n].name);
 }
 
-/* The lse of all rows is 2^24 or more, which kernels store as two numbers, but no score is as large. */
+/* Kernels store an lse of 2^24 or more as two numbers. Here the lse of all rows is so large, but no score is. */
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state)
 {
     static const struct spec cases[] = {

@@ -232,8 +232,8 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse a problem of
- * this size */
+/* The work of 2^31 empty rows must be counted without a loop over the rows. attn_check() would refuse a problem of this
+ * size. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;

@@ -47,7 +47,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* Which of the processes this is, from 0, and how many there are: ATTN_PART=2/3 means process 1 of 3. */
+/* The number of this test process, from 0, and the count of test processes: ATTN_PART=2/3 means process 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)

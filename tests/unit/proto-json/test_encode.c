@@ -290,7 +290,7 @@ static void test_answers_can_be_requests(void **state)
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* all NaN codes are replaced by a single one, because the encoder writes every NaN alike */
+    /* all bit patterns of NaN are replaced by a single one, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

@@ -175,7 +175,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* A number is out of range: the reported offset must be that of its first character. */
+    /* The number is out of range. The reported offset must be that of its first character. */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -292,7 +292,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* the number 20 arrives in two pieces, and when its second piece comes, there is no room for the number */
+    /* the number 20 arrives in two pieces; when the second piece comes, there is no room to store the number */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);

@@ -529,8 +529,8 @@ static void test_limits(void **state)
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for it, the
- * client gets that error. */
+/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for the data,
+ * the client gets this error. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(

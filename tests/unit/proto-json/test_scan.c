@@ -1,5 +1,5 @@
-/* test_scan.c: tests which texts are JSON, byte by byte, and what the scanner leaves of a body beside the values that
- * it extracts. The result must be the same however a body is split. */
+/* test_scan.c: tests which texts are JSON, byte by byte, and which JSON remains after the scanner has extracted values.
+ * The result must be the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -342,8 +342,7 @@ static void test_memory_that_runs_out_fails_with_its_own_words(void **state)
     scanned_clear(&r);
 }
 
-/* The array is smaller under ThreadSanitizer, which watches every byte when the test's memory is copied at each
- * growth. */
+/* The array is smaller under ThreadSanitizer. It watches every byte when the test's memory is copied at each growth. */
 #ifdef __SANITIZE_THREAD__
 enum { LARGE_ARRAY = 1 << 20 };
 #else

@@ -578,8 +578,8 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free: enough for the positions that the step appends to row 0, but not also for those of row 1.
-     * So neither row may grow. */
+    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for those
+     * of row 1, too. So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -647,8 +647,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* Another page is freed, so the step's first page fits, but not its second and third. The message must name the
-     * memory that was free before the step. */
+    /* Another page is freed, so the append's first page fits, but not its second and third. The message must name the
+     * memory that was free before the append. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);

@@ -38,7 +38,7 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-/* Opens devices with `bytes` bytes of memory each; 0: as many as a fake device has. */
+/* Opens devices with `bytes` bytes of memory each; 0: with as many bytes as a fake device has by default. */
 static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
@@ -364,8 +364,8 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Returns number n of the sum of three arrays, in the order and precision in which the parts of a job must be added
- * up. */
+/* Returns element n of the sum of three arrays, added in the order and precision in which the parts of a job must be
+ * added up. */
 static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
     float sum = parts[n];

@@ -1,6 +1,6 @@
-/* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
- * back, and when. The devices are those of the fake backend, with memory of their own. The tests take the place of the
- * server's loop. */
+/* test_devices.c: tests of batches (jobs that are computed together) on devices. They test which device gets a batch,
+ * and when and with which results the device gives the batch back. The devices are those of the fake backend, with
+ * memory of their own. The tests take the place of the server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -898,8 +898,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Three flows (callers' work) have the device. A guest (a short batch) of 1 s may join them only after one of them
-     * has run for this many ns. */
+    /* Three flows (callers' work) have batches on the device. A guest (a short batch) of 1 s may join them only after
+     * one of them has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));

@@ -115,7 +115,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        /* the next turn of the `for` loop overwrites this array, so metrics_add() must copy the text */
+        /* the next iteration of the loop overwrites this array, so metrics_add() must copy the text */
         char reason[24];
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);

@@ -188,7 +188,8 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may leave in one batch */
+    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may be computed in one
+     * batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -556,7 +557,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
 }
 
 /* A problem that is refused after its context (saved forward) was looked up must give the context back. The test sets
- * `verify` in a backward, which makes the problem refused. No body can do so, because the decoder refuses `verify` in a
+ * `verify` in a backward, so that the problem is refused. No body can do so, because the decoder refuses `verify` in a
  * backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {

@@ -1,5 +1,5 @@
-/* test_routes.c: tests of the table of URLs: every row is valid. In tables made for this test, a path and a method find
- * their row. */
+/* test_routes.c: tests of the table of URLs: every row is valid. Other tests look up a path and a method in tables of
+ * their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
