@@ -1,4 +1,5 @@
-/* emulator.cc: the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see emulator.h. */
+/* emulator.cc: implements the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see
+ * emulator.h. */
 #include "emulator.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-/* sm80.cc: the instructions that sm80.h declares. */
+/* sm80.cc: implements the instructions that sm80.h declares. */
 #include "sm80.h"
 
 #include <immintrin.h>

@@ -1,5 +1,6 @@
-/* fuzz_base64.c: every variant of the base64 decoder must accept the same characters of any text, give the same bytes
- * and stop at the same offset, however the text is cut into pieces. A variant must decode what it has encoded.
+/* fuzz_base64.c: fuzz target for base64. Every variant of the decoder must accept the same characters of any text, give
+ * the same bytes and stop at the same offset, however the text is cut into pieces. A variant must decode what it has
+ * encoded.
  *
  * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the text:
  *   bit 0  5000 legal characters are put before the text; in a stream of this length the decoder uses stores that

@@ -1,5 +1,5 @@
-/* backends.h: what the backends_*.c files of test_backends have in common: the backend under test, which problems
- * this process tests, short names for shapes, and the tests themselves. */
+/* backends.h: what the backends_*.c files of test_backends have in common. It declares the backend under test, which
+ * problems this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 

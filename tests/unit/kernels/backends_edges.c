@@ -1,5 +1,5 @@
-/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a
- * grid of sizes and options, and random problems. Each problem is compared with the reference backend. */
+/* backends_edges.c: tests of problems that broke other libraries (kernels/README.md, "Where attention breaks"), of a
+ * grid of sizes and options, and of random problems. Each problem is compared with the reference backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -554,7 +554,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Gradients of options over several tiles: each way in which dbias can be broadcast, and dalibi_slopes. */
+/* Backwards of several tiles that compute gradients of options. dbias is broadcast in each possible way, and some
+ * problems have dalibi_slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),

@@ -1,4 +1,5 @@
-/* test_encode.c: answers are compared byte by byte, and must be the same in whatever block sizes they are read. */
+/* test_encode.c: tests answers. They are compared byte by byte, and must be the same in whatever block sizes they are
+ * read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

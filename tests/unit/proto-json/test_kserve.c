@@ -1,6 +1,6 @@
-/* test_kserve.c: bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as a JSON
- * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
- * is split. */
+/* test_kserve.c: tests of bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as
+ * a JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
+ * body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

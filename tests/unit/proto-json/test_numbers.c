@@ -1,4 +1,4 @@
-/* test_numbers.c: arrays of numbers, read from text and written to text.
+/* test_numbers.c: tests of reading arrays of numbers from text, and of writing them to text.
  *
  * The expected values come from other sources. One is the C library's strtof and strtod, which round correctly. The
  * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far behind

@@ -1,6 +1,6 @@
-/* test_safetensors.c: bodies and answers that are safetensors files. Each body must give the same problem as a JSON
- * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
- * is split. */
+/* test_safetensors.c: tests of bodies and answers that are safetensors files. Each body must give the same problem as a
+ * JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
+ * body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_tree.c: a client's JSON, once scanned, must become the tree that cJSON makes of it. A list of words inside a
- * string is read without the scanner, and must become the tree that the scanner would give. */
+/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words
+ * inside a string is read without the scanner, and must become the tree that the scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

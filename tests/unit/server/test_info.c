@@ -1,4 +1,4 @@
-/* test_info.c: /v1/info and /openapi.json agree with the program's tables, and with each other. */
+/* test_info.c: tests that /v1/info and /openapi.json agree with the program's tables, and with each other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_log.c: log lines as text and as JSON, strings from clients, and sinks (pipes or files) that are full, closed or
- * slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
+/* test_log.c: tests of log lines as text and as JSON, of strings from clients, and of sinks (pipes or files) that are
+ * full, closed or slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

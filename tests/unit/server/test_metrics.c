@@ -1,4 +1,4 @@
-/* test_metrics.c: everything that the server counts must appear on the metrics page, in Prometheus' form. The
+/* test_metrics.c: tests that everything that the server counts appears on the metrics page, in Prometheus' form. The
  * metrics belong to the process, so each test uses rows or labels that no other test uses. */
 #include <setjmp.h>
 #include <stdarg.h>
