@@ -720,8 +720,8 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Makes the request body of a forward with 8 heads of 64 float16 numbers. q has one row, and k and v have `keys` rows.
- * */
+/* Makes the request body of a forward with 8 heads of 64 float16 numbers. q has one row, and k and v have `keys`
+ * rows. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;

@@ -5,7 +5,8 @@
  * The body is JSON with random float16 numbers: one query over KEYS keys, with 8 heads and D = 128. For 65536 keys it
  * has 360 MB. It is built in memory before the clock starts. For each round the program prints
  *   body_bytes SECONDS_TO_LAST_BYTE_TAKEN SECONDS_TO_WHOLE_ANSWER STATUS
- * The first time ends when the kernel has taken the last byte; a few MB may then still lie in socket buffers. */
+ * The first time ends when the operating system has taken the last byte. A few MB may then still lie in socket
+ * buffers. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>

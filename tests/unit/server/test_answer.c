@@ -373,8 +373,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32 KiB
-     * */
+    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32
+     * KiB */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -436,8 +436,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* Retry-After is computed from the number of queued requests (3) and from the time that each of them takes (2.5 s)
-     * */
+    /* Retry-After is computed from the number of queued requests (3) and from the time that each of them takes (2.5
+     * s) */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");

@@ -120,8 +120,8 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed it.
- * */
+/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed
+ * it. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);

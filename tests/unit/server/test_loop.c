@@ -140,8 +140,8 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the call.
- * */
+/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the
+ * call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -440,8 +440,8 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the request was answered without its job (its problems), because the device may still write to the job's memory
-     * */
+    /* the request was answered without its job (its problems), because the device may still write to the job's
+     * memory */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);

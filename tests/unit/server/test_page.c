@@ -1,5 +1,5 @@
-/* test_page.c: tests that each page is complete, obeys its own security policy, and loads nothing from other servers.
- * */
+/* test_page.c: tests that each page is complete, obeys its own security policy, and loads nothing from other
+ * servers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -16,8 +16,8 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* The table says which state of a request may follow which state. Rows are the state before, columns the state after.
- * */
+/* The table says which state of a request may follow which state. A row is the state before, a column the state
+ * after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
