@@ -518,8 +518,9 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile. For other tiles the consumer only waits until the consumers
- * before it have begun, and lets the next one begin. Kernels do this for keys that none of a consumer's rows sees. */
+/* Returns whether consumer warpgroup w multiplies the tile. For other tiles the consumer issues no product, but still
+ * takes its turn among the consumers and passes the turn on. Kernels do this for keys that none of a consumer's rows
+ * sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
