@@ -2,8 +2,9 @@
  *
  *   make install && cc attention.c $(pkg-config --cflags --libs attn) -o attention && ./attention
  *
- * Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
- * Then the same with numbers of heads that do not fit together, to show the message of a refusal. */
+ * The program computes causal attention of two queries over two keys. The first query sees only the first key, so its
+ * row of out is the first row of v. The program then does the same with numbers of heads that do not fit together, to
+ * show an error message. */
 #include <attn/attention.h>
 #include <stdio.h>
 

@@ -17,11 +17,11 @@
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
  * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
- * consists of calls one behind the other that fill two milliseconds; otherwise the time could be that of the host,
- * which queues them. Where reading K and V dominates, calls use several copies of K and V in turn, so that a cache does
- * not hold them. Inputs are random, because equal numbers or zeros run faster on power-limited chips. Outputs are NaN
- * before the first run and checked after the last: if a kernel leaves an element unwritten, the program fails.
- * TFLOP/s counts only the pairs that a query may see: see attn_flops(). */
+ * consists of as many consecutive calls as fill two milliseconds. For a single short call, the measured time could be
+ * the time that the host takes to queue it. Where reading K and V dominates, calls use several copies of K and V in
+ * turn, so that a cache does not hold them. Inputs are random, because equal numbers or zeros run faster on
+ * power-limited chips. Outputs are NaN before the first run and checked after the last: if a kernel leaves an element
+ * unwritten, the program fails. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -51,7 +51,8 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse; /* the forward writes `out`, but not `lse` */
-    /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
+    /* true: reading K and V dominates the time. The report then shows GB/s, and calls use several copies of K and V in
+     * turn */
     bool reading;
     /* number of packed sequences, whose lengths are in `lengths`; 0: not packed. With packed sequences, B, Sq and Sk
      * are ignored */
@@ -64,20 +65,21 @@ struct options {
     bool forks;  /* all batch rows share their pages, except that the last page of each row belongs to that row alone */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
-    bool truth; /* attn_truth_some() is timed, which computes results in float64; false: the kernels are timed */
+    bool truth; /* true: times attn_truth_some(), which computes results in float64; false: times the kernels */
     double softcap, scale, dropout;
     double keep;        /* the fraction of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* true: bias and keep_mask have the shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: it receives both */
-    /* true: the bias is a mask like Hugging Face's 4-D masks, with hidden_bias (the lowest float32) for later keys and
-     * for the first `padded` keys, and 0 for all other keys; false: the bias is random */
+    bool forward_first; /* true: a backward computes out and lse itself; false: both are its inputs */
+    /* true: the bias is a mask like Hugging Face's 4-D masks. It has hidden_bias (the lowest float32) for later keys
+     * and for the first `padded` keys, and 0 for all other keys. false: the bias is random */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* the outputs that an observe (a request for attention weights) computes, one bit each */
-    bool given_lse;     /* an observe receives an lse, which has random numbers */
-    uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
+    bool given_lse;     /* an observe (a request for attention weights) gets an lse of random numbers as input */
+    uint64_t gradients; /* gradients of options that a backward computes: one bit each for dsinks, dbias and
+                         * dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
@@ -145,8 +147,8 @@ struct block {
     int64_t bytes;
 };
 
-/* Indices of a problem's blocks of memory: one block for each tensor, and one for prefix_keys (how many first keys
- * each batch row shares with other rows). */
+/* Indices of a problem's blocks of memory. There is one block for each tensor, and one for prefix_keys (how many first
+ * keys each batch row shares with other rows). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* the error of a failed call; every failure ends the program */
@@ -495,7 +497,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* as many calls as fill RUN_MS: the time of a single short call would be the time in which the host queues it */
+    /* Times as many calls as fill RUN_MS milliseconds. For a single short call, the measured time would be the time
+     * that the host takes to queue the call. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -556,8 +559,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the problem sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256,
- * S 512 to 16384. */
+/* Times the problem sizes of the figures in the FlashAttention papers. B * S is the number of tokens, H * D is 2048, D
+ * is 64, 128 or 256, and S goes from 512 to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -603,8 +606,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask, and each kind of lengths, beside a problem of the same size without them. Lengths are as long as
- * --tokens allows. */
+/* Times a problem with each mask and with each kind of lengths. For comparison, also times a problem of the same size
+ * without them. Lengths are as long as --tokens allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -682,7 +685,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- Measuring how fast request bodies are read and written ------------------------------------------------------ */
 
-/* Memory that grows by reallocation and is aligned to 64 bytes, as the memory into which the server reads request
+/* Memory that grows by reallocation and is aligned to 64 bytes, like the memory into which the server reads request
  * bodies. */
 struct arena {
     void *base;
@@ -717,8 +720,8 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Makes the request body of a forward whose q has one row and whose k and v have `keys` rows, with 8 heads of 64
- * float16 numbers. */
+/* Makes the request body of a forward with 8 heads of 64 float16 numbers. q has one row, and k and v have `keys`
+ * rows. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
@@ -782,7 +785,8 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* measures the reading of a whole request body: scanner, base64, the JSON that remains, and the checks */
+    /* measures how fast a whole request body is read: by the scanner, the base64 decoder, the JSON parser and the
+     * checks */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -892,7 +896,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns a set of bits. */
+/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns the gradients as a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;
@@ -1045,7 +1049,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        /* the number that may follow --bias can be negative, and is not an option although it begins with '-' */
+        /* the number that may follow --bias can be negative, so an argument that begins with '-' may be this number */
         case BIAS:
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
@@ -1137,8 +1141,8 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    /* prints the command that was called before the rows that it measures, so that they can be measured again; in
-     * JSON mode the command goes to stderr */
+    /* Prints the command line before the rows of results, so that a reader can repeat the measurement. In JSON mode the
+     * command line goes to stderr. */
     {
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);

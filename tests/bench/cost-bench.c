@@ -1,6 +1,6 @@
 /* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. Each problem has a
- * line: the measured time, the estimated time, the estimated time divided by the measured time, how long the estimate
- * took, and the costliest part.
+ * line with the measured time, the estimated time, the second divided by the first, how long the estimate took, and the
+ * costliest part.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
@@ -8,8 +8,9 @@
  *   ATTN_CPU_ISA=avx2 cost-bench        without instructions beyond AVX2
  *
  * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
- * it is processor time, which other programs disturb least; otherwise the device's own clock measures it. The last line
- * counts the estimates that are wrong by a factor of more than three; the exit status is 1 if there is one. */
+ * it is processor time, which other programs disturb least. Otherwise it is the time of the device's own clock. The
+ * last line counts the estimates that are wrong by a factor of more than three. If there is one, the exit status is
+ * 1. */
 #include <float.h>
 #include <getopt.h>
 #include <math.h>
@@ -47,12 +48,12 @@ static const struct problem {
     /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 stands for the default */
-    /* the bias of a hidden pair of query and key; hidden are pairs above the causal diagonal, and pairs with one of the
-     * first `padded` queries or keys; 0: no bias */
+    double scale, softcap, dropout; /* a scale of 0 stands for the default scale */
+    /* the bias of each pair of query and key above the causal diagonal, and of each pair with one of the first `padded`
+     * queries or keys; 0: the problem has no bias */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: the value of every lse; 0: v, or lse, stays as it is */
+    /* v_size: factor by which v is multiplied; lse: value of every element of lse; 0 leaves v or lse unchanged */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -279,7 +280,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes the inputs that only a backward has: out and lse, by running the forward, and dout. */
+/* Makes the inputs that only a backward has: dout, and also out and lse, for which the forward runs. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {

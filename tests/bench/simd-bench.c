@@ -3,10 +3,11 @@
  *
  *   simd-bench [--ms N] [--only WORD] [TABLE...]     tables: portable avx2 avx512 bf16 amx; all that this processor has
  *
- * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on
- * the machine matters little. Operands lie in the L2 cache, as those of a tile do. "forward" and "backward" are whole
- * loops over the tiles of one head of 2048 keys, which were packed beforehand. They compute only products and the
- * softmax or its gradient, and so show the speed that attention can reach at most with these tile sizes. */
+ * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on the
+ * machine matters little. Operands lie in the L2 cache, as the operands of a tile do in the kernels. "forward" and
+ * "backward" are whole loops over the tiles of one head of 2048 keys, which were packed beforehand. They compute only
+ * products and the softmax or its gradient, and so show the speed that attention can reach at most with these tile
+ * sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,7 +164,8 @@ static void axpys(struct work *w)
     w->simd->axpys(w->k, w->m, w->n, w->drop, w->m, w->X, w->dtype, w->n, w->C, w->n);
 }
 
-/* A forward of m queries over all KEYS keys, in tiles of n keys: S = Q K^T, softmax, O += P V. k is the head size. */
+/* Computes a forward of m queries over all KEYS keys, in tiles of n keys: S = Q K^T, softmax, O += P V. k is the head
+ * size. */
 static void forward(struct work *w)
 {
     const struct simd_type *t = w->type;
@@ -181,8 +183,8 @@ static void forward(struct work *w)
     }
 }
 
-/* A backward of m queries over all KEYS keys, in tiles of n keys: five products and the gradient of the scores. k is
- * the head size. */
+/* Computes a backward of m queries over all KEYS keys, in tiles of n keys: five products and the gradient of the
+ * scores. k is the head size. */
 static void backward(struct work *w)
 {
     const struct simd_type *t = w->type;

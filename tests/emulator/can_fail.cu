@@ -88,8 +88,8 @@ int main()
     cudaMalloc(&memory, 4096);
     float *const x = (float *)memory;
     check(nullptr, copies<true, true>, 64, x);
-    /* copies<true, false> reads its bytes without a barrier, which is a race. The check accepts any message of the
-     * emulator about it. */
+    /* copies<true, false> reads its bytes without a barrier, which is a race. The emulator must report the race; any
+     * message will do. */
     check("", copies<true, false>, 64, x);
     check("cp.async", copies<false, true>, 64, x);
     check("was written while a cp.async", stores_under_a_copy, 32, x);

@@ -27,7 +27,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
-#define __log2f         log2f /* renamed, because the C library also has a function __log2f */
+#define __log2f         log2f /* the C library has a function __log2f, so CUDA's is renamed */
 
 #define threadIdx (emu::self->index)
 #define blockIdx  (emu::block_index())
@@ -252,7 +252,7 @@ inline float exp2_fast(float x)
 }
 } // namespace emu
 
-/* ---- The runtime's templates that nvcc alone has, for symbols and kernels ---------------------------------------- */
+/* ---- Templates of the CUDA runtime that only nvcc declares, for symbols and kernels ------------------------------ */
 
 template <class T> cudaError_t cudaGetSymbolAddress(void **to, const T &symbol)
 {

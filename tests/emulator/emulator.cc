@@ -1,4 +1,5 @@
-/* emulator.cc: the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see emulator.h. */
+/* emulator.cc: implements the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see
+ * emulator.h. */
 #include "emulator.h"
 
 #include <algorithm>
@@ -26,15 +27,15 @@ enum {
     SHARED_STEP = (SHARED_MOST + 4095) / 4096 * 4096,
     STACK_BYTES = 64 << 10,
     PAGE = 4096,
-    PIECE = 16 /* bytes that one cp.async copies */
+    PIECE = 16 /* number of bytes that one cp.async copies */
 };
 
 /* A named barrier (bar.sync, bar.arrive) and the number of threads that it waits for. */
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    /* for barrier_all(): whether some thread passed false; one element for each second use of the barrier, because a
-     * fast thread may already be at the next use */
+    /* for barrier_all(): whether some thread passed false. Uses of the barrier alternate between the two elements,
+     * because a fast thread may already be at the next use. */
     bool objected[2];
     /* for the race check: epochs (counts of barriers) of the warps that have arrived at the barrier */
     clocks clock;
@@ -47,13 +48,14 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait for the copy: first the bytes found when the copy was issued,
-     * and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the copy. */
+    /* The bytes that must be at `to` until the wait for the copy. At first these are the bytes found when the copy was
+     * issued, and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the
+     * copy. */
     char there[PIECE];
 };
 
 struct copies {
-    std::vector<copy> list; /* the thread's copies from commit group `first` on; earlier groups have been waited for */
+    std::vector<copy> list; /* the thread's copies; the thread has waited for those before index `first` */
     size_t first = 0;
     int group = 0;
 };
@@ -80,7 +82,7 @@ struct block {
     copies queues[THREADS];
     agent *work;
     char *shared;   /* SHARED_MOST */
-    uint32_t bytes; /* bytes of the block's shared memory that are in use */
+    uint32_t bytes; /* number of bytes of the block's shared memory that are in use */
     std::vector<static_place> places;
     uint32_t pattern; /* the 4-byte pattern with which shared memory begins */
     race_watch races;
@@ -273,8 +275,9 @@ static fiber *lane_of(const warp_state *w, uint32_t lanes)
     return w->first + (__builtin_ctz(turned) + w->turn) % 32;
 }
 
-/* Performs some asynchronous copies of random threads, except copies that are to happen late. */
 static void perform(block *b, copy &c);
+
+/* Performs some asynchronous copies of random threads, except copies that are to happen late. */
 static void let_copies_happen(block *b)
 {
     for (int n = 0; n < 8; n++) {
@@ -834,7 +837,8 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        /* the functions called below find the block through `self`, for which any of its fibers will do */
+        /* The functions called below find the block through `self`, a fiber (CUDA thread). Any fiber of the block will
+         * do. */
         self = b->fibers;
         b->work->block_ends();
         self = nullptr;

@@ -18,20 +18,20 @@
  * which thread waits where.
  *
  * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
- * covers it, or the end of its thread; some copies happen at the last moment. Two mistakes are reported: ldmatrix
- * of memory that a copy may still write, and any other change of such memory. Other asynchronous work (TMA, tensor
+ * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
+ * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
  * cores) belongs to an agent, see below.
  *
  * Races. Two accesses to shared memory that no barrier orders are an error, whatever order they happened to have:
  * see races.h.
  *
- * Poison. Shared memory begins as a pattern, mostly of finite numbers. NaN would hide a read of it, because kernels
- * recompute rows that contain NaN in another way. ldmatrix of 16 bytes of that pattern is an error. New global
- * memory holds NaN.
+ * Poison. Shared memory begins as a pattern, mostly of finite numbers. A pattern of NaN would hide that a kernel reads
+ * it, because kernels recompute rows that contain NaN in another way. ldmatrix of 16 bytes of the pattern is an error.
+ * New global memory holds NaN.
  *
- * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). They are compiled
- * with device.h included first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/
- * replace those that contain instructions in assembler. */
+ * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). The compiler then
+ * includes device.h first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/ replace
+ * the headers that contain instructions in assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 
@@ -53,8 +53,8 @@ struct block;
  * block. */
 struct team {
     fiber *first;
-    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that wait at
-     * the instruction `name`, which all of them execute together */
+    /* size: number of threads; live: number of threads that have not ended; arrived: number of threads that wait at the
+     * instruction `name`. All threads of the team execute this instruction together. */
     int size, live, arrived;
     unsigned round;
     const char *name;
@@ -96,8 +96,8 @@ int threads();          /* number of threads of a block of the running launch */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
-/* Prints the kernel, the block, the thread and the error, and ends the launch. Later calls fail, because the device
- * counts as lost, as after an illegal address. */
+/* Prints the kernel, the block, the thread and the error, and ends the launch. The device then counts as lost, so later
+ * CUDA calls fail, as after an illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
 extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
@@ -125,7 +125,8 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* waits; may return before the team's instruction is complete, so the caller must check that, and wait again if not */
+/* Waits for the team's instruction `name`. May return before the instruction is complete: the caller must check, and
+ * wait again. */
 void await(team &t, const char *name);
 void release(team &t);
 
@@ -169,7 +170,7 @@ template <class Condition> void wait_until(Condition condition, const char *what
 {
     poll([](void *c) -> bool { return (*(Condition *)c)(); }, &condition, what, number);
 }
-void yield(); /* lets other fibers run */
+void yield(); /* lets other fibers (CUDA threads) run */
 
 /* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
@@ -210,8 +211,8 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Agents: asynchronous work such as TMA copies and tensor core products --------------------------------------- */
 
-/* The agent of a block does its asynchronous work: TMA copies and tensor core products (sm90.cc). The agent is created
- * at its first use. */
+/* The agent of a thread block does the block's asynchronous work: TMA copies and tensor core products (sm90.cc). The
+ * agent is created at its first use. */
 struct agent {
     /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
      * scheduler calls this now and then. `must`: no fiber can run, so no work may be put off. */
@@ -256,8 +257,8 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 {
     return { name, where, kernel, { blocks, threads, shared } };
 }
-/* The emulator's cudaLaunchKernelEx(). It ignores the launch attributes, such as one that lets a kernel begin before
- * the previous kernel has ended: here the previous kernel has always ended. */
+/* The emulator's cudaLaunchKernelEx(). It ignores the launch attributes, such as the one that lets a kernel begin
+ * before the previous kernel has ended. In the emulator the previous kernel has always ended. */
 template <class... P, class... A>
 cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
                       A &&...args)

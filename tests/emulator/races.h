@@ -5,7 +5,7 @@
  * least one access is a store, a barrier must lie between the two:
  *
  *   lanes of a warp    __syncwarp or a barrier of the block. (A shuffle or a product orders no memory.)
- *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an
+ *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a condition that was waited for (an
  *                      mbarrier), which is taken to order everything before it
  *
  * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that
@@ -35,8 +35,8 @@ struct access_record {
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w]: for each warp, the epoch (count of barriers) up to which its accesses come before those of warp w,
-     * because of a barrier */
+    /* after[w].epoch[x]: barriers have ordered the accesses of warp x up to this epoch (count of barriers) before the
+     * accesses of warp w */
     clocks after[WARPS];
     access_record *records;
 };

@@ -126,7 +126,7 @@ cudaError_t cudaFree(void *memory)
     return cudaSuccess;
 }
 
-/* Fails always: the emulator has no other process whose memory it could open. */
+/* Always fails: the emulator has no other process whose memory it could open. */
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t, unsigned)
 {
     return *memory = nullptr, last = cudaErrorInvalidResourceHandle;
@@ -142,7 +142,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *, const void *)
 
 cudaError_t cudaHostRegister(void *, size_t, unsigned)
 {
-    return cudaSuccess; /* does nothing, because all memory is the host's */
+    return cudaSuccess; /* pins nothing, because all memory is the host's */
 }
 
 cudaError_t cudaHostUnregister(void *)

@@ -1,4 +1,4 @@
-/* sm80.cc: the instructions that sm80.h declares. */
+/* sm80.cc: implements the instructions that sm80.h declares. */
 #include "sm80.h"
 
 #include <immintrin.h>
@@ -29,8 +29,8 @@ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     matrix_rows mine = { row, r };
     warp<matrix_rows>("ldmatrix", mine, [](matrix_rows *const *all) {
-        /* n counts the rows of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
-         * each. */
+        /* n numbers the 32 rows of the four 8 x 8 matrices. The eight elements of row n lie in four lanes, two elements
+         * in each lane. */
         for (int n = 0; n < 32; n++) {
             uint32_t pairs[4];
             memcpy(pairs, shared_row(thread() / 32 * 32 + n, all[n]->row, "ldmatrix"), sizeof pairs);

@@ -1,5 +1,6 @@
 /* sm80.h: conversions, and the instructions of compute capability 8.0 that a whole warp executes.
- * kernels/cuda/sm80/ptx.cuh says what each one does; PTX ISA 9.0, 9.7.14.5, says which lane holds which element. */
+ * kernels/cuda/sm80/ptx.cuh says what each instruction does. PTX ISA 9.0, section 9.7.14.5, says which lane holds which
+ * element. */
 #ifndef ATTN_EMULATOR_SM80_H
 #define ATTN_EMULATOR_SM80_H
 

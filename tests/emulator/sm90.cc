@@ -58,7 +58,7 @@ struct tensor_map { /* what the emulator stores in a CUtensorMap */
     char *address;
     uint64_t dims[5], strides[4];
     uint16_t box[5];
-    /* element: bytes of an element; width: bytes of the swizzle's pattern; 16: no swizzle */
+    /* element: bytes of an element; width: bytes of the swizzle's pattern (16: no swizzle) */
     uint8_t rank, element, width;
 };
 static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "the driver's size");
@@ -97,15 +97,15 @@ struct barrier {
 };
 
 struct copy {
-    /* load: from global to shared memory; late: happens only when no thread can run; add: the store adds floats to
-     * memory */
+    /* load: the copy goes from global to shared memory, otherwise from shared to global; late: the copy happens only
+     * when no thread can run; add: the store adds floats to memory */
     bool load, late, add;
     uint32_t shared;
     tensor_map map;
     int at[5];
     barrier *bar; /* the mbarrier that a load completes */
     int thread;
-    int64_t group; /* for a store: the bulk group of its thread to which the store belongs */
+    int64_t group; /* for a store: number of the bulk group (of its thread) to which the store belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
@@ -130,7 +130,7 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0; /* for a wait: the number of groups that may stay in flight */
+    int number = 0; /* for a wait instruction: the number of commit groups that may stay in flight */
     /* arrived: number of threads that have issued the instruction; waited: number of threads that have waited for it */
     int arrived = 0, waited = 0;
     int lanes[4] = {}; /* number of threads of each warp that issued the instruction */
@@ -157,10 +157,10 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    /* number of the first entry that is still in the log; numbers count from the begin of the thread block */
+    /* number of the first entry that is still in the log; entries are numbered from the start of the thread block */
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
-    int64_t groups = 0; /* number of commits among the entries carried out */
+    int64_t groups = 0; /* number of commits among the log entries that have been carried out */
     /* for eager products (computed warp by warp): each warp's rows of products before this log entry are done */
     int64_t rows_done[4] = {};
     share shares[GROUP];
@@ -243,8 +243,8 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* If no thread can run (`must`), carries out all ready products of the commit group in this call, because
-             * every further call would cost a turn of the scheduler. */
+            /* If no thread can run (`must`), carries out all ready products of the commit group in this call. Otherwise
+             * each product would need a further decision of the scheduler. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -675,8 +675,8 @@ void multiply_columns(float *d, const float *A, const float *B, int rows, int N,
     }
 }
 
-/* Computes 8 columns of a product of e4m3 as the tensor core does, which truncates each addend at 2^-13 of the largest
- * addend's power of two. */
+/* Computes 8 columns of a product of e4m3 numbers as the tensor core does: each addend is truncated at 2^-13 of the
+ * largest addend's power of two. */
 void multiply_columns_short(float *d, const float *A, const float *B, int rows, int N, bool accumulate)
 {
     const int K = 32;
@@ -700,8 +700,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the unit (2^-13 of the largest addend) is below the normal numbers of float32, or an addend is not finite,
-         * the result is the plain sum. */
+        /* The result is the plain sum if the unit (2^-13 of the largest addend) is below the normal numbers of float32.
+         * The same holds if an addend is not finite. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -752,7 +752,7 @@ void engine::carry_out(warpgroup &g)
     entry &e = g.at(g.done);
     if (e.rows != 15) carry_out_rows(e, 15 & ~e.rows);
     g.done++;
-    ready(g, true); /* skips the log entries behind the present product that are no products */
+    ready(g, true); /* skips the log entries of other instructions, up to the next product */
 }
 
 /* Computes warp w's rows of the eager products (products computed warp by warp) before entry `until`, which warp w has
@@ -840,7 +840,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes the first log entries, as far as all threads have passed them and their work is done. */
+/* Removes log entries from the start of the log, as long as all threads have passed them and their work is done. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -1004,8 +1004,8 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        /* n counts the rows of the four 8 x 8 matrices. The row's eight elements lie in four lanes, two elements in
-         * each. */
+        /* n numbers the 32 rows of the four 8 x 8 matrices. The eight elements of row n lie in four lanes, two elements
+         * in each lane. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
@@ -1017,8 +1017,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* n counts the rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2: in the
-         * low half of the register if n is even, otherwise in the high half. */
+        /* n numbers the 32 rows of the four 8 x 8 matrices. Element c of row n lies in lane c * 4 + n % 8 / 2. It is in
+         * the low half of the register if n is even, and in the high half otherwise. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);

@@ -2,8 +2,8 @@
  *
  * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call; each calls one function of
  * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here their work is a queue
- * of the block, and the scheduler carries out a piece of it now and then. A kernel may rely only on what it has waited
- * for, so half of the operations happen at the last moment (column `until`):
+ * of the thread block, and the scheduler carries out some of this work now and then. A kernel may rely only on what it
+ * has waited for, so half of the operations happen at the last moment (column `until`):
  *
  *   operation    may happen from                              until
  *   TMA load     its issue                                    a thread waits for it and no thread can go on
@@ -24,25 +24,25 @@
  *                not balance when the block ends; used by the copy engine without fence_mbarrier_init since its
  *                initialisation
  *   TMA          a shared address that is no multiple of 128, a box that leaves the block's memory, a map that nobody
- *                encoded; a load to memory that another is to fill, or that a store or a product in flight may still
- *                read; a block that ends under a load
+ *                encoded; a load to memory that another load is to fill, or that a store or a product in flight may
+ *                still read; a block that ends under a load
  *   wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill; an
  *                odd descriptor; sums touched in flight, or shared by products of different shapes; A's registers
  *                changed in flight; no wgmma_fence since the last wait before registers are used; a block that ends
  *                with products that were not waited for or not issued by all
  *   proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared followed;
- *                an ordinary access where a load is under way, and an ordinary store where a TMA store, or a product of
- *                the same warpgroup, is
+ *                an ordinary access where a load is under way; an ordinary store where a TMA store, or a product of the
+ *                same warpgroup, is under way
  *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
  *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
  *
  * Arithmetic: products of 16-bit types are added in float32, one after the other, each sum rounded to nearest (the
  * tensor core truncates). Sums of e4m3 products keep 14 significant bits, as measured on the hardware: each step of 32
  * products truncates every product, and the sum so far, at 2^-13 of the largest. ATTN_EMULATOR_E4M3=exact switches
- * this off, which tells a wrong layout from a loss of bits.
+ * this truncation off, so that a wrong layout can be told from a loss of bits.
  *
- * Not modelled: which thread executed a fence (any thread's counts); memory order between threads; clusters and
- * multicast; operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and
+ * Not modelled: which thread executed a fence (a fence of any thread counts); memory order between threads; clusters
+ * and multicast; operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and
  * im2col maps; programmatic dependent launch (a kernel starts after the end of the one before); time.
  *
  * All functions of this file run on the one operating system thread that runs the block. */

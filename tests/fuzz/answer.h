@@ -23,8 +23,8 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* an answer contains tensors, counts (numbers of pairs of a query and a key), or a report (what is wrong with a
-     * client's results) */
+    /* an answer contains tensors, or counts (numbers of pairs of a query and a key), or a report of what is wrong with
+     * a client's results */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);

@@ -1,8 +1,10 @@
-/* fuzz_base64.c: every variant of the base64 decoder must accept the same characters of any text, give the same bytes
- * and stop at the same offset, however the text is cut into pieces. A variant must decode what it has encoded.
+/* fuzz_base64.c: fuzz target for base64. Every variant of the decoder must accept the same characters of any text, give
+ * the same bytes and stop at the same offset, however the text is cut into pieces. A variant must decode what it has
+ * encoded.
  *
  * An input is one byte of choices, one byte that seeds the random sizes of the pieces, and the text:
- *   bit 0  5000 legal characters are put before the text: in so long a stream the decoder stores bytes past the caches
+ *   bit 0  5000 legal characters are put before the text; in a stream of this length the decoder uses stores that
+ *          bypass the caches
  *   bit 1  pieces are short */
 #include "proto-json/base64.h"
 

@@ -1,6 +1,6 @@
-/* fuzz_numbers.c: an array of numbers must mean the same however it is cut into pieces and however much room there is
- * for its elements. The C library must agree about every value, and a value that is written must be read back
- * unchanged.
+/* fuzz_numbers.c: fuzz target for numbers. An array of numbers must mean the same however it is cut into pieces and
+ * however much room there is for its elements. The C library must agree about every value, and a value that is written
+ * must be read back unchanged.
  *
  * An input is one byte for the dtype, one byte that seeds the random sizes of the pieces, and the text. The text's
  * bytes also serve as values to write. */

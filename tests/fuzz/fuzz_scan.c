@@ -162,7 +162,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* If memory is short, reading in pieces may get further than reading at once, because it requests memory later.
+    /* If memory is short, reading in pieces may get further than reading at once, because pieces request memory later.
      * With enough memory the two must have the same result. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {

@@ -41,7 +41,7 @@ int main(int argc, char **argv)
             else failed++;
             continue;
         }
-        /* sorted, so that a failing target fails at the same file in each run */
+        /* the files are sorted, so that a failing target fails at the same file in each run */
         count = scandir(argv[i], &names, NULL, alphasort);
         if (count < 0) {
             perror(argv[i]);

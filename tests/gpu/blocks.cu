@@ -10,12 +10,12 @@
  * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
- *      with ==. Conversions are compared with the host's, and 2^x with a bound.
- *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites hold NaN before.
+ *      with ==. Conversions are compared with those of the host, and the error of 2^x with a bound.
+ *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites are first set to NaN.
  *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
  *
  * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
- * emulate` runs it without a GPU. */
+ * emulate` runs the program on the emulator, without a GPU. */
 #include <unistd.h>
 
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
@@ -63,7 +63,7 @@ int swizzled(int r, int b)
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
 }
 
-/* ---- TMA: boxes, swizzle, elements outside the tensor ------------------------------------------------------------ */
+/* ---- Tests of TMA: boxes, swizzle, elements outside the tensor --------------------------------------------------- */
 
 struct place {
     int column, row, head, batch;
@@ -131,8 +131,8 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Returns the offset in the tensor of byte b of row r of box number c (each box has 128 bytes per row), or -1 if the
- * tensor has no such element. */
+/* Returns the offset in the tensor of byte b of row r of box number c. Each box has 128 bytes per row. Returns -1 if
+ * the tensor has no such element. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -148,8 +148,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which fills shared memory before: so
-         * a byte shows where it comes from. */
+        /* The data contain neither 0, which TMA writes for missing elements, nor 0xff, with which shared memory is
+         * filled first. Each byte of the result therefore shows where it comes from. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -165,8 +165,8 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* TMA stores other numbers at the tile's position in a tensor; it must drop those outside the tensor, and
-         * change no other element */
+        /* TMA stores other numbers at the tile's position in a tensor. TMA must drop the numbers outside the tensor,
+         * and must not change any other element. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -184,9 +184,10 @@ void check_tma()
     }
 }
 
-/* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V ------------------------------------------------------- */
+/* ---- Tests of wgmma with 16-bit numbers: S = Q K^T, P in registers, O += P V ------------------------------------- */
 
-/* Row and column, in a 64 x N accumulator, of this thread's register i; see wgmma in ptx.cuh. */
+/* Returns the row, in a 64 x N accumulator, of this thread's register i; column_of() returns the column. See wgmma in
+ * ptx.cuh. */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -306,7 +307,7 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
-/* ---- Backward: dS in shared memory, a product that sums over the rows of both operands, sums added by TMA -------- */
+/* ---- Tests of the backward: dS in shared memory, and sums that TMA adds ------------------------------------------ */
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
@@ -316,7 +317,7 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators; `more`
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, in the layout of accumulators. `more`
  * has one number for each of 64 queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
@@ -387,7 +388,7 @@ void check_added_sums()
     check_sums<__half, 128>();
 }
 
-/* ---- wgmma of e4m3: the order of the keys ------------------------------------------------------------------------ */
+/* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
 
 /* f8_forward.cu's. */
 template <int D_, int BN_> struct shape_8 {
@@ -498,11 +499,13 @@ void check_wgmma_8()
     check_sums_of_e4m3();
 }
 
-/* ---- The ring of shared memory stages: producer and consumers, turns, setmaxnreg --------------------------------- */
+/* ---- Tests of a ring of shared memory stages: a producer, and consumers that take turns -------------------------- */
 
 enum { TILES = 50 };
 
-/* Returns which key's number is element n of a row of V^T, in the order that products of e4m3 need. */
+/* A thread block with one producer warpgroup and C consumer warpgroups, which share a ring of STAGES tiles. Each
+ * consumer multiplies BLOCKS blocks of 64 rows of A by tiles of N columns. PRODUCER and CONSUMER are numbers of
+ * registers per thread. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -515,15 +518,16 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies the tile. For other tiles the consumer waits for its turn and passes the turn
- * on, as a kernel does for keys that none of its rows sees. */
+/* Returns whether consumer warpgroup w multiplies the tile. For other tiles the consumer issues no product, but still
+ * takes its turn among the consumers and passes the turn on. Kernels do this for keys that none of a consumer's rows
+ * sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles that sees()
- * gives to the consumer. */
+/* Computes out[ROWS x N]. Each consumer warpgroup multiplies its rows of A by the transposed tiles for which sees() is
+ * true, and adds up the products. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -653,7 +657,7 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Shared memory written by ordinary stores and handed over by a pair of mbarriers ----------------------------- */
+/* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
 
 enum { LETTERS = 200, READERS = 8 /* warps */ };
 struct letter {
@@ -811,7 +815,7 @@ void check_dependent_launch()
     judge("a dependent kernel sees what the kernel before wrote", compare(y.fetch(), expected));
 }
 
-/* ---- Results: from accumulators to rows of an output ------------------------------------------------------------- */
+/* ---- Tests of copying results from accumulators to rows of an output --------------------------------------------- */
 
 template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
 {

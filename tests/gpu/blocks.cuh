@@ -49,7 +49,7 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* values of the first wrong element */
+    double got = 0, expected = 0; /* values of the first element that differs */
 };
 
 /* Compares two arrays, element by element. `off` has the allowed difference for each element; if `off` is empty, no
@@ -185,7 +185,7 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* a pause of up to a microsecond */
+        __nanosleep(state >> 22); /* a pause of up to a microsecond (the argument is in ns) */
     }
 };
 

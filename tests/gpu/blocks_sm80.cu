@@ -1,5 +1,5 @@
-/* blocks_sm80.cu: the part of the program blocks.cu that tests the building blocks of the kernels of sm80: cp.async,
- * swizzled tiles, fragments, mma, and float32 split into two 16-bit planes (hi and lo). */
+/* blocks_sm80.cu: the part of the program blocks.cu that tests the building blocks of the kernels of sm80. These are
+ * cp.async, swizzled tiles, fragments, mma, and float32 split into two 16-bit planes (hi and lo). */
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
@@ -38,7 +38,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* Outputs a tile as the class `loader` leaves the tile in shared memory. */
+/* Lets the class `loader` load a tile into shared memory, and outputs this memory. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)
@@ -106,9 +106,9 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h of the kernel below is always 0, but the compiler must not know that: if all other terms of an
- * address are 0, nvcc 13.0 drops the thread's own offset from the address. */
-/* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes, and the kernel reads them by the
+/* The argument h of the kernel below is always 0, but the compiler must not know this. If all other terms of an address
+ * are 0, nvcc 13.0 drops the thread's own offset from the address. */
+/* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes. The kernel then reads them by the
  * functions that accept any multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
@@ -239,7 +239,7 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, with hi and lo in two planes
+/* Attention without the softmax in float32, as in split.cuh. A number is hi + lo / 2048, with hi and lo in two planes
  * of 16 bits. Here hi and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their
  * planes. */
 template <int D>
@@ -299,7 +299,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* for numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo', and omits lo lo' as split.cuh
+    /* for numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo'; it omits lo lo', as split.cuh
      * does */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },

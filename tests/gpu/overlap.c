@@ -6,12 +6,12 @@
  * timeline  Runs one large request alone, then REQUESTS of them at once, each on its own stream, as the server's device
  *           thread does: copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on
  *           one time axis and checks three conditions (timeline.h):
- *             1. At least half of some copy in ran while another request was computed or copied out, and at least half
- *                of some copy out ran beside copies in.
- *             2. At least half of the time that could be saved was saved. That time is all stages one after the other,
- *                less REQUESTS times the longest stage.
- *             3. The answers are those of the request that ran alone, to the bit.
- * calls     The host's time in each call of the API, the median of many; nothing is tested.
+ *             1. At least half of some copy in ran while another request was computed or copied out. At least half of
+ *                some copy out ran while another request was computed or copied in.
+ *             2. At least half of the time that could be saved was saved. That time is the sum of all stages of all
+ *                requests, less REQUESTS times the longest stage.
+ *             3. The answers have the same bits as the answer of the request that ran alone.
+ * calls     Measures the host's time in each call of the API, as the median of many calls. Nothing is tested.
  *
  * The last line counts passed and failed checks. Without a GPU the program runs nothing and says so. It needs only
  * libattn.a. */
@@ -79,7 +79,8 @@ static void make(struct request *r)
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite these bytes */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN in the outputs, which the kernel must
+                                                       * overwrite */
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);

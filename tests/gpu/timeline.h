@@ -15,9 +15,9 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns when a stage itself began, without its waiting time. A stage waits for the stage before it in its own stream,
- * and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction share an
- * engine. */
+/* Returns the time at which the work of a stage began, after any wait. A stage waits for the stage before it in its own
+ * stream, and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction
+ * share an engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -27,10 +27,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
 }
 
 /* Returns which part of a copy, from 0 to 1, ran while another request computed or copied in the other direction.
- * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is relative to the time that the
- * copy took beside other requests, because a copy alone would be measured at another moment of a shared machine.
- * Copies in the other direction count as well: during a copy in that takes longer than kernels, no kernel can run,
- * even with perfect overlap. */
+ * `stage` is STAGE_IN or STAGE_OUT; the copy with the largest part counts. The part is a fraction of the copy's time in
+ * this run. (The time of a copy that runs alone would come from another moment of a shared machine.) Copies in the
+ * other direction count as well. Otherwise a copy to the device that takes longer than the kernels would seem not to
+ * overlap, because no kernel can run during it. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;

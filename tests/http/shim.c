@@ -39,7 +39,7 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-/* only the buffers of a connection are allocations of at least this many bytes in libmicrohttpd */
+/* size in bytes: libmicrohttpd makes allocations of at least this size only for the buffers of a connection */
 enum { POOL_BYTES = 64 << 10 };
 
 static uintptr_t first, last; /* its code */
@@ -58,7 +58,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, which lies in memory shared with the test */
+static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY; it lies in memory that the test shares */
 
 __attribute__((constructor)) static void start(void)
 {

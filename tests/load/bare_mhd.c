@@ -1,4 +1,4 @@
-/* bare_mhd.c: a server that does the least that libmicrohttpd can do with a request: it receives and discards it. `make
+/* bare_mhd.c: a server that does the least that libmicrohttpd can do: it receives requests and discards them. `make
  * upload` and `make compare` compare attnd with this program.
  *
  *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until SIGTERM; answers 200 with a
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *constant; /* the constant answer of ANSWER_BYTES bytes, or NULL */
+static char *constant; /* the body of every answer, if ANSWER_BYTES is given; otherwise NULL */
 static size_t constant_bytes;
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,

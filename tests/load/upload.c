@@ -2,10 +2,11 @@
  *
  *   upload PORT [KEYS] [ROUNDS]        (defaults: 65536 keys, 5 rounds; the server is on 127.0.0.1)
  *
- * The body is JSON: one query over KEYS keys, 8 heads, D = 128, float16, random numbers: 360 MB for 65536 keys. It
- * is built in memory before the clock starts. For each round it prints
+ * The body is JSON with random float16 numbers: one query over KEYS keys, with 8 heads and D = 128. For 65536 keys it
+ * has 360 MB. It is built in memory before the clock starts. For each round the program prints
  *   body_bytes SECONDS_TO_LAST_BYTE_TAKEN SECONDS_TO_WHOLE_ANSWER STATUS
- * The first time ends when the kernel has taken the last byte; a few MB may then still lie in socket buffers. */
+ * The first time ends when the operating system has taken the last byte. A few MB may then still lie in socket
+ * buffers. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>

@@ -197,7 +197,7 @@ UNWATCHED void fill_normal(const attn_tensor *t, struct rng *r, double amp, doub
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
 }
 
-/* Sets the first channel of q and of k [B, S, H, D] so that the scores lie on the sides of 0 that `sides` names. */
+/* Sets the first channel of q and of k [B, S, H, D] so that the scores are above or below 0 as `sides` says. */
 UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
 {
     const int64_t *const of_q = q->shape, *const of_k = k->shape;
@@ -279,7 +279,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            /* the query whose position in its sequence is, as a fraction, that of key j */
+            /* the query whose relative position in its sequence (0 to 1) is that of key j */
             const int64_t at = Sk > 0 ? j * Sq / Sk : 0;
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
@@ -715,9 +715,9 @@ UNWATCHED static void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
-/* With ATTN_PRINT_BITS=1, prints after every run a line with the problem and a checksum (FNV-1a) of the bytes of each
- * output, so that diff can compare the output of two builds. The checksum includes guards and gaps between rows, which
- * no kernel writes. */
+/* With ATTN_PRINT_BITS=1, prints a line after every run, so that diff can compare the output of two builds. The line
+ * has the problem and a checksum (FNV-1a) of the bytes of each output. The checksum includes guards and gaps between
+ * rows, which no kernel writes. */
 UNWATCHED static void bits_print(const struct fixture *f)
 {
     const char *const wanted = getenv("ATTN_PRINT_BITS");
@@ -884,8 +884,8 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns the error that a result may have because devices add doubles in different orders: a few units in the last
- * place of the largest terms. */
+/* Returns the error that a result may have because devices add doubles in different orders. It is a few units in the
+ * last place of the largest terms. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
@@ -1203,7 +1203,7 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
  * not tell how large the terms, and thus the errors, were. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each number of v up or down by about one unit in its last place. out then changes at least as much as by
+/* Moves each number of v up or down by about one unit in its last place. This changes out by at least as much as
  * rounding P to v's dtype. */
 UNWATCHED static void move_values(struct fixture *f)
 {
@@ -1227,8 +1227,9 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the float64 results in the other way than those of `want`: by a backward that is given rounded out
-     * and lse, or by a backward that computes out and lse. */
+    /* Computes the float64 results a second time in another way, to see how much rounding changes them. If the backward
+     * of `want` computes out and lse, this backward is given rounded ones, and vice versa. A forward with few outputs
+     * gets slightly changed values. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -17,7 +17,7 @@
  *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
- *   noise        covers sums that cancel to nothing
+ *   noise        the error of sums whose terms cancel
  *
  * Functions that are not declared here, and the implementation, are in testing.c. */
 #ifndef TESTING_H
@@ -102,14 +102,14 @@ struct spec {
     /* packed sequences have up to this many rows of NaN between them; seqlens_q and seqlens_k give the lengths */
     int gaps;
     bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
-    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each, Sk is a multiple of
+    /* 0: no pages; otherwise k and v are pools of pages with room for page_size keys each. Sk is then a multiple of
      * page_size, and seqlens_k is given */
     int page_size;
     bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
-    bool dlse, give_forward; /* for a backward: dlse is given; out and lse are given */
+    bool dlse, give_forward; /* for a backward: dlse: the gradient dlse is given; give_forward: out and lse are given */
     bool no_dout;            /* dout is all zeros */
     /* for a backward: which gradients are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
     int float_grads;
@@ -147,7 +147,8 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    /* memory that the fixture owns: guard bytes, misalignment, tensor, guard bytes */
+    /* memory that the fixture owns, a block for each tensor: guard bytes, bytes that shift the address, the tensor,
+     * guard bytes */
     uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };

@@ -9,8 +9,8 @@
 #include "tests/gpu/timeline.h"
 
 /* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran
- * (6.68 to 10.44 ms). Alone, the copy had taken more than twice as long, because something disturbed it. The overlap
- * was therefore wrongly called too short. */
+ * (6.68 to 10.44 ms). Alone, the copy had taken more than twice as long, because something disturbed it. An earlier
+ * version compared with that time, and wrongly found the overlap too short. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },

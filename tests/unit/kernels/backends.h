@@ -1,5 +1,5 @@
-/* backends.h: what the backends_*.c files of test_backends have in common: the backend under test, which problems
- * this process tests, short names for shapes, and the tests themselves. */
+/* backends.h: what the backends_*.c files of test_backends have in common. It declares the backend under test, which
+ * problems this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
@@ -21,7 +21,7 @@ enum { RANDOM_COUNT = 300 };
 
 long env_number(const char *name, long otherwise);
 bool is_brief(void); /* whether ATTN_BRIEF is set, so that slow tests are left out (see test_backends.c) */
-/* Returns whether this process tests the next problem of a list, because ATTN_PART divides the problems among
+/* Returns whether this process tests the next problem of a list. ATTN_PART divides the problems among several
  * processes. A process does not simply get every second problem: lists alternate forward and backward, which do not
  * take equally long. */
 bool is_ours(void);
@@ -60,8 +60,8 @@ void give_pages(struct spec *s, int64_t page_size);
 struct spec random_spec(uint64_t seed);
 /* Runs the problems of a list, forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Runs problems draw(9000) to draw(9000 + count - 1), each alone and all in one call, and checks that each problem has
- * equal bits in both runs. `count` is at most 16. */
+/* Runs problems draw(9000) to draw(9000 + count - 1) twice: each problem alone, and all in one call. Checks that each
+ * problem has equal bits in both runs. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Compares the problems draw(first) to draw(first + count - 1) with the reference backend. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
@@ -69,7 +69,7 @@ void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long 
  * on. The first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
-/* ---- The tests, by the file that has them ------------------------------------------------------------------------ */
+/* ---- The tests of each file -------------------------------------------------------------------------------------- */
 
 /* backends_edges.c */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);

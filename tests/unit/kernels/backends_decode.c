@@ -1,5 +1,5 @@
-/* backends_decode.c: tests of problems with few queries and many keys: keys in pages, keys that batch rows share, and
- * keys whose memory holds the values too. */
+/* backends_decode.c: tests of problems with few queries and many keys. Keys lie in pages, batch rows share keys, or the
+ * memory of the keys holds the values too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,9 +10,9 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Tests lengths and row counts just below and above every limit of the kernels. Backends split the keys at multiples
- * of 128 to 2048 keys. Kernels treat up to 16 rows, up to 64 rows and more rows differently; all queries of all
- * heads that share a key/value head count as rows. */
+/* Tests lengths and row counts just below and above every limit of the kernels. Backends split the keys at multiples of
+ * 128 to 2048 keys. Kernels treat up to 16 rows, up to 64 rows and more rows differently. All queries of all heads that
+ * share a key/value head count as rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Problems whose keys the forward of Hopper GPUs divides into splits: at least 65 rows per key/value head, and many
- * keys. */
+/* Tests problems whose keys the forward on Hopper GPUs divides into splits. These have at least 65 rows per key/value
+ * head, and many keys. */
 void test_keys_of_a_chunk_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -275,7 +275,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused */
+        /* Packed problems are left out: they also launch the kernel for long sequences, which fails if TMA's tensor
+         * maps are refused. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -287,9 +288,9 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit
- * and the scale by 2^-unit, which must not change `out`. In one channel all keys are zero and the queries are very
- * large: a kernel that converts all channels by one factor loses the other channels in float16. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
+ * the scale by 2^-unit, which must not change `out`. In one channel all keys are zero and the queries are very large. A
+ * kernel that converts all channels by one factor would lose the other channels in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -411,8 +412,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention must agree with the reference backend for row counts and lengths just below and above a kernel's
- * tile and split sizes, with one split of the keys and several, with pages and without. */
+/* Latent attention must agree with the reference backend. Row counts and lengths lie just below and above a kernel's
+ * tile and split sizes. There are problems with one split of the keys and with several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -473,8 +474,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Latent attention must have the same bits in a large batch and alone, with pages and without, although a kernel may
- * divide the work differently among thread blocks. */
+/* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may divide the
+ * work of these problems differently among thread blocks. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
@@ -505,7 +506,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages may begin at any key of a pool, as in a server that hands out memory in small pieces: the stride of the page
+/* Pages may begin at any key of a pool, as in a server that hands out memory in small pieces. The stride of the page
  * axis is then less than a page. In this test pages overlap, and batch rows share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {

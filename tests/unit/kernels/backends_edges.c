@@ -1,5 +1,5 @@
-/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a
- * grid of sizes and options, and random problems. Each problem is compared with the reference backend. */
+/* backends_edges.c: tests of problems that broke other libraries (kernels/README.md, "Where attention breaks"), of a
+ * grid of sizes and options, and of random problems. Each problem is compared with the reference backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -400,8 +400,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which all contain NaN. The padding is behind the queries that seqlens_q counts, between
- * packed sequences, and, while queries are packed, behind the keys that seqlens_k counts. */
+/* Problems with padding rows, which all contain NaN. The padding is behind the queries that seqlens_q counts, and
+ * between packed sequences. If queries are packed, padding is also behind the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -554,7 +554,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Gradients of options over several tiles: each way in which dbias can be broadcast, and dalibi_slopes. */
+/* Backwards of several tiles that compute gradients of options. dbias is broadcast in each possible way, and some
+ * problems have dalibi_slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),
@@ -606,8 +607,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must not fall back to a
- * slow kernel. Nor must backwards that compute the gradients of these options. */
+/* Problems with ALiBi, or with options that have a number for each pair of a query and a key, must run on the same
+ * kernel as problems without options. The same holds for backwards that compute gradients of these options. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

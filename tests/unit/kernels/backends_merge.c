@@ -22,11 +22,11 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* The results that a merge joins (each over a part of the keys), and the joined result, in host memory; and tensors
- * for the same data in the device's memory. */
+/* A merge, and its data in host memory: the results that it joins (each over a part of the keys), and the joined
+ * result. The struct also has tensors for the same data in device memory. */
 struct scene {
     struct shape s;
-    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
+    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
     char *outs, *out; /* outs: one block of part_bytes bytes for each of the PARTS parts */
     float *lses, *lse;
@@ -135,8 +135,8 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Tests merges in every dtype and layout. Lengths are on both sides of the number of elements that a loop handles at a
- * time. */
+/* Tests merges in every dtype and layout. Lengths lie just below and above the number of elements that a loop handles
+ * at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -179,14 +179,15 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* part 1 is empty (its lse is -inf), so the merged result equals part 0 */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
-        { NAN, 1, 0, 1, NAN, NAN },      /* a NaN in the lse of part 0 */
-        { 0, 1, NAN, 1, NAN, NAN },      /* a NaN in the lse of part 1 */
+        { NAN, 1, 0, 1, NAN, NAN },      /* the lse of part 0 is NaN, so the result is NaN */
+        { 0, 1, NAN, 1, NAN, NAN },      /* the lse of part 1 is NaN, so the result is NaN */
         { INFINITY, 1, 0, 1, NAN, NAN }, /* an infinite lse gives inf / inf, which is NaN */
         /* an infinite lse makes the result undefined even if the other part is empty */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
         { 0, 1, -200, NAN, 0, NAN },  /* a NaN in `out` of a part counts, however small the weight of the part is */
-        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
-        { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
+        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: the result must not overflow, and must not
+                                       * become NaN by (-inf) - (-inf) */
+        { -90000, 2, -90200, 7, -90000, 2 },         /* two lse far apart: part 0 is the result */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };
@@ -274,8 +275,8 @@ void test_merges_that_disagree_are_refused(void **state)
     scene_clear(&x);
 }
 
-/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
- * say that out and dout are bhsd. */
+/* A merge joins results over parts of the keys. Its bits must be the same whether strides or the member `layout` say
+ * that out and dout are bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -299,7 +300,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the heads */
+    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the number of heads */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");

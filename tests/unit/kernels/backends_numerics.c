@@ -1,5 +1,5 @@
-/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, sums of rounded sums, scores beyond
- * float32, rows that see one key, NaN. */
+/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, rounded sums, scores beyond float32,
+ * rows that see one key, and NaN. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* Compares gradients (dq, dk and dv) in float32 with the same gradients in the inputs' 16-bit dtype: how many
- * float32 numbers do not round to the 16-bit numbers, how many are not 0, how many need more than 16 bits, and the
- * sums of squared errors in float32 and in 16 bits. */
+/* A comparison of float32 gradients (dq, dk and dv) with the 16-bit gradients of the same problem. unlike: how many
+ * float32 numbers do not round to the 16-bit numbers; nonzero: how many are not 0; finer: how many need more than 16
+ * bits; wide2, narrow2: sums of squared errors in float32 and in 16 bits. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's gradients in float32 round to its gradients in 16 bits, as they must. They need not
- * if dq may be summed in any order, because the bits of dq then vary. */
+/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Leaves out dq if dq may be summed in
+ * any order, because the bits of dq then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -115,8 +115,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: added to the problem's Sk for this head size; at 1024 keys the kernel for heads of 128 numbers
-         * changes */
+        /* more_keys: number of keys that are added to Sk for this head size. Heads of 128 numbers have another kernel
+         * from 1024 keys on. */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -129,8 +129,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* Sk has grown; where a problem has over 200 more queries than keys, Sq grows equally, so that this
-             * difference stays */
+            /* If the problem had over 200 more queries than keys, Sq grows by as much as Sk, so that this difference
+             * stays. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -216,8 +216,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A row that sees only one key must have that key's value as its out, however large the score is. (The tolerance of
- * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9, on both
- * sides of the limit above which a kernel's exponentials are relative to a rounded maximum. */
+ * other tests grows with scores, so they would let a wrong value pass.) The largest scores are 1e4 to 1e9. A kernel's
+ * exponentials are relative to a rounded maximum above a limit that lies between these numbers. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -241,10 +241,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* If one key has half or nine tenths of the weight, all other keys must still count, wherever the heavy key is.
- * Hopper's tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a
- * new sum begins. All values are one number, and every element of out must be that number, within float8's
- * tolerance. */
+/* One key has half or nine tenths of the weight. All other keys must still count, wherever this heavy key is. Hopper's
+ * tensor cores keep 14 bits of a sum of float8 products, so other keys are lost beside the heavy key until a new sum
+ * begins. All values are one number, and every element of out must be that number, within float8's tolerance. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -347,7 +346,7 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). In earlier versions two roundings caused large errors: P was rounded to bfloat16 for out,
+ * delta = sum(dout * out). In earlier versions two roundings caused large errors. P was rounded to bfloat16 for out,
  * and a float32 dout was rounded for dP but not for delta. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
@@ -402,8 +401,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result, and once as the only
- * channel of a key, so that the score and lse have its value. */
+/* Tests all 256 codes of float8. Each code is used once as a value that is the whole result. It is also used once as
+ * the only channel of a key, so that the score and lse have its value. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -465,8 +464,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests NaN in a backward. A NaN in a key that a query does not see must not reach the query's gradient, and a NaN in
- * the query must not reach the key's gradient. */
+/* Tests NaN in a backward. If a query does not see a key, a NaN in the key must not reach the query's gradient, and a
+ * NaN in the query must not reach the key's gradient. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -481,7 +480,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Tests of scores beyond float32, rows of masks, and one order of sums ---------------------------------------- */
+/* ---- Tests of scores beyond float32, of masks with large numbers, and of the order of sums ----------------------- */
 
 /* clang-format off: each row of the table stays on one line */
 
@@ -658,7 +657,7 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
 }
 
 /* Tests queries that see one key and whose products cancel. lse and the score in the backward must be the same sum,
- * whatever its rounding, so that P is 1 and dv is dout. In float32 P may be off by 4e-6, because lse itself is
+ * rounded in the same way. P is then 1, and dv is dout. In float32 P may be off by 4e-6, because lse itself is
  * rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {

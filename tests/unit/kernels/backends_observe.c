@@ -10,8 +10,8 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* the outputs that are made of probabilities, for which a kernel needs lse: it computes lse first, unless the
- * problem gives it */
+/* The outputs that are made of probabilities. A kernel needs lse for them, and computes lse first unless the problem
+ * gives it. */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range
@@ -97,7 +97,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random observe problem (it asks for attention weights and their statistics). */
+/* Returns a random observe problem, which asks for attention weights and their statistics. */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);
@@ -202,7 +202,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        /* one call computes some problems together with a problem of another operation */
+        /* every fourth problem of the call is of another operation than observe (a request for attention weights) */
         if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
@@ -271,8 +271,9 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the
- * same observe without pages and options. With a softcap, one kernel must compute both, on every backend. */
+/* On Hopper, one kernel computes an observe (a request for attention weights) with pages, and another kernel the same
+ * observe without pages and options. With a softcap, the same kernel must compute the observe with and without pages,
+ * on every backend. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

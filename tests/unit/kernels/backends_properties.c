@@ -1,5 +1,5 @@
-/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone and among
- * other problems, packed and not, in several launches and in one, with rows close together and far apart in memory.
+/* backends_properties.c: tests of properties that need no reference. A problem must have equal bits alone or among
+ * other problems, and packed or not. The number of launches must not matter, nor the distance between rows in memory.
  * Other tests are about the order of keys and about hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,8 +76,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* this test varies the number of threads, which a GPU does not have, so there the test would only repeat other
-     * tests */
+    /* This test varies the number of threads. A GPU has no such number, so on a GPU the test would only repeat other
+     * tests. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -99,7 +99,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
+/* Tests backwards whose dq is a sum over several thread blocks, added in a fixed order or in any order. With a fixed
  * order, repeated runs must give the same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
@@ -397,8 +397,9 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) of the fixture's problem, and adds its sums over queries to `sums` in float32. Returns
- * false if these queries alone would use another kernel than the whole problem, whose plan is `whole`. */
+/* Runs queries [first, end) of the fixture's problem. Adds the gradients that are sums over queries to `sums` in
+ * float32. Returns false if these queries alone would use another kernel than the whole problem, whose plan is
+ * `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -659,7 +660,7 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart, with all tensors
+/* Asserts that the problem has the same bits whether its rows are contiguous or `far` elements apart. All tensors lie
  * in one block of device memory. Returns false if the device has too little memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
@@ -762,7 +763,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, F16, SIZES(150, 140, 264), .alibi = 1),
     };
     (void)state;
-    /* wanted: the only output that is computed; -1: no output */
+    /* `wanted` is the only output that the problem computes; -1: the problem computes no output */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
@@ -818,9 +819,9 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* The library has an upper bound on the time of one tile of a problem. Returns the smallest bound of any kernel on
- * an H100, in seconds: that of a Hopper kernel for bfloat16 without options, with the rates of
- * kernels/cuda/simple/simple.h. */
+/* The library has an upper bound on the time of one tile of a problem. Returns the smallest bound of any kernel on an
+ * H100, in seconds. A Hopper kernel for bfloat16 without options has this bound; kernels/cuda/simple/simple.h has its
+ * rates. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
@@ -834,8 +835,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head is computed in several launches on a device that limits each launch to a very short time, and in one
- * launch on an ordinary device. The bits must be the same, because each launch computes some of the same tiles. */
+/* One head is computed twice: in one launch on an ordinary device, and in several launches on a device that limits each
+ * launch to a very short time. The bits must be the same, because each launch computes some of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -888,8 +889,6 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
         fixture_clear(&whole), fixture_clear(&steps);
     }
 }
-
-/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 
 /* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
 

@@ -33,7 +33,7 @@ static float sum_of(const float *parts, int count, int64_t n)
     return sum;
 }
 
-/* Adds up `count` parts on the device and on the host, and checks that the bits are equal. */
+/* Adds up `count` parts on the device and on the host, and checks that both sums have the same bits. */
 static void check_sum(const float *parts, float *on_device, void *to, attn_dtype dtype, int count, int64_t elements)
 {
     attn_sum sum = { .to = to, .dtype = dtype, .count = count, .elements = elements };

@@ -1,5 +1,5 @@
-/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide heads
- * of these sizes into chunks of the D columns of q and k, and of the Dv columns of v. */
+/* backends_wide.c: tests of head sizes above 256, and of kernels that also compute narrower heads. Kernels divide such
+ * heads into chunks of columns: the D columns of q and k, and the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024, and with few heads,
- * because the reference backend is slow. */
+/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024. It has few heads, because the
+ * reference backend is slow. */
 static struct spec random_wide_spec(uint64_t seed)
 {
     static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
@@ -31,8 +31,9 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* All problems of this table run forward. Hopper's backward for wide heads also computes options of head sizes from 129
- * to 256, so some problems have such heads. Problems without float8 and without pages also run backward. */
+/* All problems of this table run forward, and those without float8 and without pages also run backward. Hopper's
+ * backward for wide heads also computes problems with options and head sizes from 129 to 256. So some problems of the
+ * table have such heads. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -102,9 +103,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* The last keys are seen by no query, because queries and keys are aligned at their first positions. The name of the
- * test begins with test_scores, so that the emulator's run without repairs of single rows includes the test: a kernel
- * that reads P or dS where no kernel has written them finds NaN there, and a repair would hide the mistake. */
+/* No query sees the last keys, because queries and keys are aligned at their first positions. A kernel that reads P or
+ * dS of these keys finds NaN, because no kernel has written them. The test's name begins with test_scores, so that the
+ * emulator also runs it without repairs (rows with NaN computed again), which would hide the mistake. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -120,7 +121,7 @@ void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
         if (!agrees(&cases[n])) fail_msg("%s: wrong", cases[n].name);
 }
 
-/* The lse of all rows is 2^24 or more, which kernels store as two numbers, but no score is as large. */
+/* Kernels store an lse of 2^24 or more as two numbers. Here the lse of all rows is so large, but no score is. */
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state)
 {
     static const struct spec cases[] = {
@@ -166,8 +167,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 /* clang-format off: each row of the table stays on one line */
 
 /* Few queries over keys with wide heads. Sk is set by the test. The kernel for decoding takes up to 16 rows (queries
- * times heads of a group) of wide heads, has one form up to head size 512 and another above, and splits keys at
- * multiples of 128. */
+ * times heads of a group) of wide heads. It has one form for head sizes up to 512 and another for larger ones, and
+ * splits keys at multiples of 128. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
@@ -245,9 +246,9 @@ void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_wide_decode_spec, 6);
 }
 
-/* For few rows of wide heads, a GPU must use the kernel that divides the keys of a head among thread blocks; in
- * other kernels one thread block reads all keys of a head. Latent attention has a faster kernel, which reads each
- * key once for both products. */
+/* For few rows of wide heads, a GPU must use the kernel that divides the keys of a head among thread blocks. In other
+ * kernels one thread block reads all keys of a head. Latent attention has a faster kernel, which reads each key once
+ * for both products. */
 void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

@@ -232,8 +232,8 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* counting the work of 2^31 empty rows must not walk through the rows, although attn_check() would refuse a problem of
- * this size */
+/* The work of 2^31 empty rows must be counted without a loop over the rows. attn_check() would refuse a problem of this
+ * size. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -392,7 +392,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 is a given scale, so its bit is set */
     CASE(0, scale = -1);                            /* has_scale is false, so the scale is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);

@@ -3,9 +3,9 @@
  *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
  *                compared with the reference backend
  *   random       problems with random options, compared with the reference backend
- *   properties   what must hold without a reference: equal bits alone and among other problems, packed and not, with
- *                one thread and several; keys in another order; a shifted bias; early queries that do not depend on
- *                later keys
+ *   properties   what must hold without a reference. A problem has equal bits alone and among other problems, packed
+ *                and not, with one thread and several. Other properties are about keys in another order, a shifted
+ *                bias, and early queries, which must not depend on later keys
  *
  * Environment variables select what runs:
  *
@@ -48,7 +48,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* Which of the processes this is, from 0, and how many there are: ATTN_PART=2/3 means process 1 of 3. */
+/* The number of this test process, from 0, and the count of test processes: ATTN_PART=2/3 means process 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)

@@ -106,8 +106,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Checks that the problem that of() returns is refused after the statement in `...` has changed it: with this
- * status, member and text. */
+/* Checks attn_check()'s answer to a problem that of() returns and the statement in `...` changes. attn_check() must
+ * refuse the problem with this status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -205,7 +205,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q is below the limit of 2^61 elements, but the result for q is above the limit */
+    /* q has fewer elements than the limit of 2^61, but the result for q has more */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -399,7 +399,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same page table, and row 1 reads more of it */
+    SAYS(paged, INVALID, "/page_table/data", /* rows 0 and 1 have the same entries in page_table, and row 1 reads
+                                              * more of them */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -430,8 +431,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* Values that add up to the number of rows of q look like lengths of sequences, and the message says so. 2 + 5
-          * is not that number, so this message ends without the hint. */
+         /* If the values add up to the number of rows of q, they look like lengths of sequences, and the message says
+          * so. Here 2 + 5 is not that number, so the message has no such hint. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -458,8 +459,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* the tensors have shapes of the layout bhsd, but the problem says bshd, so the single query counts as 1 head of
-     * q, and 40 keys count as 40 heads of k */
+    /* The tensors have shapes of the layout bhsd, but the problem says bshd. So the single query counts as 1 head of q,
+     * and 40 keys count as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* the messages below suggest no layout, because no layout fits the shapes, or because the fault is not in the
@@ -473,7 +474,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 }
 
 /* In an earlier version, a request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, was understood as
- * bhsd and answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
+ * bhsd. The answer had wrong numbers. The request must be refused, because two numbers of heads could as well be two
+ * lengths. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;

@@ -277,14 +277,14 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 +
-     * 256 columns, and a head size of 256 takes one block of 256 + 256: three times as many. */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 512 takes 2 blocks of 512 + 256
+     * columns. A head size of 256 takes one block of 256 + 256. The ratio is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns,
-     * and a head size of 256 takes 5 * 256: the ratio is 5.2. */
+    /* A product's cost is its number of columns. A head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns. A
+     * head size of 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -297,8 +297,8 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024
-     * + 512 columns, and a head size of 512 takes one block of 512 + 512: three times as many. */
+    /* A product's cost is its number of columns, for scores and for out. A head size of 1024 takes 2 blocks of 1024 +
+     * 512 columns. A head size of 512 takes one block of 512 + 512. The ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -349,11 +349,11 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask lets four queries see each key */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* FlashMask: four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* The GPU kernel "generic" computes all tiles, also those that the mask hides, so the closer estimate must not
-     * be lower. */
+    /* The GPU kernel "generic" computes all tiles, also those that the mask hides. So the estimate that reads the mask
+     * must not be lower than the estimate that does not. */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -422,7 +422,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* a score of -1e30 is in the range that a CPU's kernel computes at once (5.8e37), but not in a GPU's (2^27) */
+    /* A CPU's kernel computes scores up to 5.8e37 at once, among them -1e30. A GPU's kernel does so only up to 2^27. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
@@ -554,8 +554,8 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* attn_strange_of() looks for rows whose scores leave float32's range. The test runs it for every layout, mask,
- * length and kind of keys. It must read only the problem's own memory, which `make SAN=1` checks. */
+/* attn_strange_of() looks for rows whose scores leave float32's range. The test calls this function for every layout,
+ * mask, length and kind of keys. The function must read only the problem's own memory, which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -592,7 +592,7 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
 }
 
 /* A merge joins results over parts of the keys. It costs as much as reading the parts takes: twice the parts must cost
- * twice as much. Gradients must add to the cost, and dsinks still more. */
+ * twice as much. A merge that also computes gradients must cost more, and still more with dsinks. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };
@@ -609,7 +609,7 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        /* four parts are read and one result is written */
+        /* the merge reads four parts and writes one result */
         assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;

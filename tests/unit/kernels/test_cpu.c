@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        /* if a count is wrong, returns all counts, so that the test fails; otherwise frees them */
+        /* If a count is wrong, returns all counts, so that the test fails. Otherwise frees the counts. */
         for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
@@ -202,8 +202,8 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* waits until thread 2 computes, and only one of threads 0 and 1; if the owners do not share the pool, the test
-     * hangs */
+    /* Waits until thread 2 computes, and only one of threads 0 and 1. If the owners do not share the pool, the test
+     * hangs. */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
@@ -339,7 +339,7 @@ static void test_strips_change_no_bit(void **state)
 {
     static const struct spec specs[] = {
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
-        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
+        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* Sq is larger than Sk, so the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
         /* rows of one tile have windows that begin in different tiles of keys */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
@@ -349,7 +349,7 @@ static void test_strips_change_no_bit(void **state)
         /* several heads share a tile of rows, so the kernel does not split the tile into strips (parts) */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
-        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
+        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* V contains NaN */
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
@@ -418,7 +418,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* a pause of 0 ns may cancel the run before it begins */
+        /* without a pause, the run may be cancelled before it begins */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;

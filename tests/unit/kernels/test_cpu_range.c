@@ -1,6 +1,6 @@
-/* test_cpu_range.c: tests of the limits of float32 for each vector table that this processor can run: products that
- * overflow, scores that are limited, single keys whose products cancel. test_backends.c tests the same for the default
- * table. */
+/* test_cpu_range.c: tests of the limits of float32 for each vector table that this processor can run. The tests are
+ * about products that overflow, scores that are limited, and single keys whose products cancel. test_backends.c tests
+ * the same for the default table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -187,8 +187,8 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Tests of rows whose scores are all clamped to one number ---------------------------------------------------- */
 
-/* Writes a bias that is a mask like those of Hugging Face's models: `least` for the first 24 keys and for keys after
- * the query, 0 for all others. */
+/* Writes a bias that is a mask like those of Hugging Face's models. It has `least` for the first 24 keys and for keys
+ * after the query, and 0 for all others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
     const int64_t Sq = bias->shape[2], Sk = bias->shape[3];
@@ -275,7 +275,7 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
 }
 
 /* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be exactly the number of rows
- * that see only this key, at most 200. */
+ * that see only this key. That number is at most 200. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -363,7 +363,7 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 }
 
 /* The given lse is exact. In an earlier version of the code, products of 1e7 that cancel gave a float32 score with an
- * error of 30, so that P was e^30. */
+ * error of 30. P was therefore e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -431,8 +431,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In an earlier version of the code, P was rounded to bfloat16 together with the factor 1 / (1 - p), and dq was -0.03
- * instead of 0. */
+/* In an earlier version of the code, P was multiplied by 1 / (1 - p) before it was rounded to bfloat16. dq was
+ * therefore -0.03 instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -19,7 +19,7 @@ static double value_of(unsigned magnitude, int mantissa, int bias)
 struct format {
     attn_dtype dtype;
     int bits, mantissa, bias;
-    unsigned largest; /* largest code of a finite number */
+    unsigned largest; /* bit pattern of the largest finite number */
     bool infinity;
 };
 static const struct format formats[] = {
@@ -37,7 +37,7 @@ union element {
 
 static double widen(const struct format *f, unsigned code)
 {
-    const union element x = { .any = code }; /* the code is stored in little-endian order, as in all tensors */
+    const union element x = { .any = code }; /* the bit pattern is stored in little-endian order, as in all tensors */
     return attn_load(f->dtype, &x, 0);
 }
 

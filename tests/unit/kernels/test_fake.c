@@ -159,8 +159,8 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     close_it(&f);
 }
 
-/* A device copies numbers from another device's memory, and adds them up. The copy must fail if the memory was freed
- * or the other device is lost, and that error must not count as an error of the copying device. */
+/* A device copies numbers from another device's memory, and adds them up. The copy must fail if the memory was freed or
+ * the other device is lost. Such an error must not count as an error of the copying device. */
 static void test_a_device_copies_from_another_one_that_works(void **state)
 {
     static const float numbers[4] = { 1, 2, 3, 4 };
@@ -221,8 +221,8 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests copies of rows on a device that copies many rows by one command, and on a device that copies each row by a
- * command of its own. */
+/* Tests copies of rows. One device copies many rows by one command, and another device copies each row by a command of
+ * its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -281,7 +281,8 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* the wrong address is found when the problem runs, as on a GPU */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs,
+                                               * not when it is queued */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
     /* after DEVICE_LOST every call must fail in the same way */

@@ -42,12 +42,14 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.memory_bytes, 134217728);
 
-    write_file(root, "/proc/self/cgroup", "0::/\n"); /* a container with its own cgroup namespace */
+    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own cgroup namespace, the process is
+                                                      * in the root group */
     write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 268435456);
 
-    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* cgroup version 1 */
+    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* cgroup version 1: each controller
+                                                                               * has its own line and hierarchy */
     write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
     write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
     write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n");

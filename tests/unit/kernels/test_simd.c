@@ -24,7 +24,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* a uniform random number in -1 .. 1 */
+static double uniform(void) /* Returns a uniform random number between -1 and 1. */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -97,9 +97,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* operand() returns the number that a packed operand (a matrix in the form that products read) of this type holds
- * for x. slack_of() returns the relative uncertainty of that number: the parts of a split number (simd_split.h) may
- * be rounded either way, and products omit the smallest parts. */
+/* operand() returns the number that a packed operand (a matrix in the form that products read) of this type holds for
+ * x. slack_of() returns the relative uncertainty of that number. It has two causes: the parts of a split number
+ * (simd_split.h) may be rounded either way, and products omit the smallest parts. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -116,7 +116,7 @@ static double precision_of(const struct simd_type *type)
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* Returns the value of an element of a packed operand (a matrix in the form that products read): the sum of the
+/* Returns the value of an element of a packed operand (a matrix in the form that products read). It is the sum of the
  * parts into which the number was split. `at` is the index of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
@@ -465,8 +465,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* computes the product in pieces: ranges of columns that begin at a panel, and ranges of rows of B that begin
-         * at a multiple of 32 */
+        /* computes the product in pieces: pieces of columns begin at a panel, and pieces of B's rows begin at a
+         * multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -510,7 +510,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* hides some keys in every step, and all keys of some rows in step 0 */
+                                /* hides some keys (their scores are -inf) in every step, and in step 0 all keys of some
+                                 * rows */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }

@@ -87,8 +87,8 @@ static void test_floor_division(void **state)
 }
 
 /* A tile is free if its mask hides no pair, and hidden if it hides every pair. The code may miss a free or a hidden
- * tile, but a tile that it calls free or hidden must be so, for every kind of mask. In simple cases it must find
- * free and hidden tiles. */
+ * tile. But a tile that it calls free must be free, and a tile that it calls hidden must be hidden, for every kind of
+ * mask. In simple cases it must find all free and hidden tiles. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {

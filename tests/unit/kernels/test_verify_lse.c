@@ -1,6 +1,6 @@
-/* test_verify_lse.c: tests which lse a backward may be given. The lse of the problem's scores, and the lse of more
- * keys (as in ring attention), must never be refused, whatever the options. verify_lse.c knows other conventions of
- * lse, and must find and name each of them. */
+/* test_verify_lse.c: tests which lse the server accepts for a backward. It must accept the lse of the problem's scores,
+ * and the lse of more keys (as in ring attention), whatever the options. verify_lse.c knows other conventions of lse.
+ * It must recognise each of them and name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -120,7 +120,7 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
 }
 
 /* An observe (a request for attention weights) may be given an lse. The check must find an lse in base 2 instead of
- * base e. With float8, whose tolerances are wide, it must do so in rows with many keys. */
+ * base e. The tolerances of float8 are wide, so with float8 the check must find it only in rows with many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -209,7 +209,7 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 }
 
 /* Ring attention sends each part of the keys with the lse of all keys, and the part must pass the check. In this test
- * parts have equal lengths, as is usual: the sum over all keys is then about a whole number of times the sum over a
+ * parts have equal lengths, as is usual. The sum over all keys is then about a whole number of times the sum over a
  * part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
@@ -223,12 +223,13 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* with a causal mask, the queries are as many as the keys of one part, and stand at the end */
+        /* with a causal mask, there are as many queries as one part has keys, and these are the last queries of the
+         * sequence */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* the lse includes the sinks, but the backward may come without them */
+        /* the lse includes the sinks, but a client may send the backward without them */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
@@ -236,8 +237,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 }
 
 /* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
- * keys. The check must let that lse pass, because in ring attention a part of the keys comes with the lse of all
- * keys. */
+ * keys. The check must let it pass, because in ring attention a part of the keys comes with the lse of all keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -298,7 +298,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Gives the problem the options of the forward that made the lse, which are not those of the backward. */
+/* Gives the problem the options of the forward that made the lse, which differ from the backward's options. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -374,7 +374,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check may look at 0 rows, so it refuses nothing */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check is allowed to look at 0 rows, so it refuses
+                                                             * nothing */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -406,8 +407,8 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* With ATTN_BACKEND=cuda: the check of an lse sums up rows of scores. If the tensors are in a device's memory, the
- * device computes these sums, which must be those of the host. */
+/* Runs only if ATTN_BACKEND is set (to cuda). To check an lse of tensors in a device's memory, the device sums up rows
+ * of scores. Its sums must equal those of the host within 1e-9. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

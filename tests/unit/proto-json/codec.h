@@ -1,5 +1,6 @@
-/* codec.h: helpers that the tests and fuzz targets of proto-json/ share: memory that moves when it grows, feeding a
- * parser in pieces, and a text of everything that a parser produced, so that strcmp() can compare two runs. */
+/* codec.h: helpers that the tests and fuzz targets of proto-json/ share. One is memory that moves when it grows, and
+ * another feeds a parser in pieces. A third writes everything that a parser produced as text, so that strcmp() can
+ * compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -209,7 +210,7 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
-    const proto_model *model;   /* KServe's model, whose operation counts instead of `op` */
+    const proto_model *model;   /* for KServe: the model, whose operation replaces `op` */
     /* the length of KServe's JSON, as the request says it; -1: the request does not say it */
     int64_t json_bytes;
 };

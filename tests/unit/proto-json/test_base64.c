@@ -60,7 +60,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that no valid base64 has at this place. */
+/* Returns the offset of the first character that valid base64 cannot have at its position. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -209,7 +209,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    /* texts of 100 characters, and of 400 characters, which reach the unrolled loops */
+    /* lengths of the texts in characters; 400 is enough to reach the unrolled loops */
     static const size_t lengths[] = { 100, 400 };
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
@@ -321,8 +321,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After CHARS characters, the decoder stores bytes past the caches, in whole cache lines. The test varies how
-     * far the stream is within a line at that point. */
+    /* After CHARS characters, the decoder stores whole cache lines that bypass the caches. The test varies how far the
+     * stream is within a line at that point. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

@@ -1,5 +1,5 @@
-/* test_decode.c: from bodies to problems. Every message of parse.c is compared word for word, every member is decoded,
- * and the result is the same however a body is split. */
+/* test_decode.c: tests the way from request bodies to problems. Every message of parse.c is compared word for word,
+ * every member is decoded, and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -170,7 +170,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* errors in arrays of numbers */
+        /* the data of the tensor is an array of numbers that has an error */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -468,7 +468,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* The parser stores a scale that is a JSON number like a tensor of one number, in each problem of a body. */
+/* A scale may be a JSON number. The parser then stores it as a tensor of one number, in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
@@ -886,8 +886,8 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* The parser gets as much memory as proto_memory_for() returns for the length of the body. That must suffice, however
- * the body is split. */
+/* The parser gets as much memory as proto_memory_for() returns for the length of the body. This memory must suffice,
+ * however the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

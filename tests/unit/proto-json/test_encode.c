@@ -1,4 +1,5 @@
-/* test_encode.c: answers are compared byte by byte, and must be the same in whatever block sizes they are read. */
+/* test_encode.c: tests answers. They are compared byte by byte, and must be the same in whatever block sizes they are
+ * read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -137,7 +138,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays the tensor, which has no elements, would be 2^40 brackets, so it is written flat */
+    /* The tensor has no elements. As nested arrays it would be 2^40 pairs of brackets, so it is written flat. */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -290,7 +291,7 @@ static void test_answers_can_be_requests(void **state)
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* all NaN codes are replaced by a single one, because the encoder writes every NaN alike */
+    /* all bit patterns of NaN are replaced by a single one, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

@@ -1,6 +1,6 @@
-/* test_kserve.c: bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as a JSON
- * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
- * is split. */
+/* test_kserve.c: tests of bodies and answers of KServe v2 with binary tensors. Each body must give the same problem as
+ * a JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
+ * body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
                          single = { "attention_forward_fp32", ATTN_OP_FORWARD, false, true, ATTN_F32 },
                          backward = { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 };
 
-/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1, written as numbers or as bytes (34 in all). */
+/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. They are written as numbers, or as 34 bytes. */
 #define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
 #define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
 #define REGION(name, size)       "\"parameters\":{\"shared_memory_region\":" name ",\"shared_memory_byte_size\":" size "}"
@@ -479,8 +479,8 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* the bodies below have inputs as bytes and as numbers in any order, indices and masks that are converted, and
-         * members that only KServe clients write */
+        /* In the bodies below, inputs are bytes or numbers in any order, and indices and masks are converted. Some
+         * members are written only by KServe clients. */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -573,11 +573,12 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names q, whose size is wrong, and not v, whose data would end a byte early */
+          /* the size of q is one byte too large, so v's data would end a byte early; the error must name q, not v */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the error names q, whose size is wrong, and not the last byte of the body, which is one too many */
+          /* the size of q is one byte too small, so one byte of the body is left over; the error must name q, not that
+           * byte */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },

@@ -1,4 +1,4 @@
-/* test_numbers.c: arrays of numbers, read from text and written to text.
+/* test_numbers.c: tests of reading arrays of numbers from text, and of writing them to text.
  *
  * The expected values come from other sources. One is the C library's strtof and strtod, which round correctly. The
  * other is the exact decimal expansion of the midpoint between two numbers, with a digit added or removed far behind
@@ -175,7 +175,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* A number is out of range: the reported offset must be that of its first character. */
+    /* The number is out of range. The reported offset must be that of its first character. */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -292,7 +292,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    /* the number 20 arrives in two pieces, and when its second piece comes, there is no room for the number */
+    /* the number 20 arrives in two pieces; when the second piece comes, there is no room to store the number */
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE);
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
@@ -508,7 +508,7 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
         /* becomes: the type to which the numbers are converted, after they were read without a type */
         numbers_type type, becomes;
         const char *text, *error;
-        uint32_t want; /* the code that the array's second element must have */
+        uint32_t want; /* the bit pattern that the array's second element must have */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },

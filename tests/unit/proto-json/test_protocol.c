@@ -153,8 +153,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's answer, JSON with bytes behind it, becomes a safetensors file if 8 bytes with the length of the JSON are
-     * put before it. parse_file() reads safetensors files. */
+    /* KServe's answer is JSON with bytes behind it. With 8 bytes before it that hold the length of the JSON, it becomes
+     * a safetensors file, which parse_file() reads. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);

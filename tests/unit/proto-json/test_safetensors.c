@@ -1,6 +1,6 @@
-/* test_safetensors.c: bodies and answers that are safetensors files. Each body must give the same problem as a JSON
- * body with the same members. Every refusal is compared word for word, and the result must be the same however a body
- * is split. */
+/* test_safetensors.c: tests of bodies and answers that are safetensors files. Each body must give the same problem as a
+ * JSON body with the same members. Every refusal is compared word for word, and the result must be the same however a
+ * body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -225,7 +225,7 @@ static void test_a_context_of_digits_is_a_word(void **state)
 }
 
 /* The parser must place every tensor at an address that is a multiple of 64, even if the tensor before it has 4 or 5
- * bytes, or none. decoded_text() ends the program if a tensor lies elsewhere. */
+ * bytes or none. decoded_text() ends the program if a tensor lies elsewhere. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -529,8 +529,8 @@ static void test_limits(void **state)
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for it, the
- * client gets that error. */
+/* Memory for the data of a file grows with the bytes that have arrived. If the server has no more memory for the data,
+ * the client gets this error. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(

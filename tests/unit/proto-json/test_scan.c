@@ -1,5 +1,5 @@
-/* test_scan.c: tests which texts are JSON, byte by byte, and what the scanner leaves of a body beside the values that
- * it extracts. The result must be the same however a body is split. */
+/* test_scan.c: tests which texts are JSON, byte by byte, and which JSON remains after the scanner has extracted values.
+ * The result must be the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -342,8 +342,7 @@ static void test_memory_that_runs_out_fails_with_its_own_words(void **state)
     scanned_clear(&r);
 }
 
-/* The array is smaller under ThreadSanitizer, which watches every byte when the test's memory is copied at each
- * growth. */
+/* The array is smaller under ThreadSanitizer. It watches every byte when the test's memory is copied at each growth. */
 #ifdef __SANITIZE_THREAD__
 enum { LARGE_ARRAY = 1 << 20 };
 #else
@@ -408,7 +407,7 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* escapes within base64, and within the name "data" */
+    /* JSON escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
@@ -459,8 +458,8 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. For
- * the form the scanner needs the beginning of the text, which may have come in an earlier piece. */
+/* Text that is a data URI, hexadecimal or the like instead of base64 is refused with an error that names its form. To
+ * recognise the form, the scanner needs the beginning of the text, which may have come in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -480,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* hexadecimal text whose length is a multiple of four is also base64: the scanner accepts it, and parse.c,
-         * which knows the shape, refuses it */
+        /* Hexadecimal text whose length is a multiple of four is also base64, so the scanner accepts it. parse.c knows
+         * the shape, and refuses the text. */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },

@@ -19,7 +19,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body with the member or word `word` at `place`: in a certain part of the body, or in the body of a
+/* Writes a body with the member or word `word` at `place`. `place` is a certain part of a body, or the body of a
  * certain operation. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {

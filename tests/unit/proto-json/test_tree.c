@@ -1,5 +1,5 @@
-/* test_tree.c: a client's JSON, once scanned, must become the tree that cJSON makes of it. A list of words inside a
- * string is read without the scanner, and must become the tree that the scanner would give. */
+/* test_tree.c: tests that a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words
+ * inside a string is read without the scanner, and must become the tree that the scanner would give. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -173,8 +173,8 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Each kind of value has its own type of node: a string, a number that a client wrote (it keeps its text), and an
- * index, which is a plain number. */
+/* Each kind of value has its own type of node. A node may be a string, a number that a client wrote (it keeps its
+ * text), or an index, which is a plain number. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";

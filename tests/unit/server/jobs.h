@@ -1,6 +1,6 @@
 /* jobs.h: makes bodies, jobs (the problems of one request) and requests for tests of the server without sockets.
- * Everything takes the daemon's way: the decoder reads JSON text into leased staging memory (the memory of request
- * bodies), and check_body() or prepare_job() follows.
+ * Everything takes the same path as in the daemon: the decoder reads JSON text into leased staging memory (the memory
+ * of request bodies), and check_body() or prepare_job() follows.
  *
  *   struct server server;
  *   struct config config;
@@ -38,7 +38,7 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* unused helpers are no warning, because a test may need only some of them */
+/* the compiler must not warn of unused helpers, because a test may need only some of them */
 #define HELPER __attribute__((unused)) static
 
 enum { PATIENCE_MS = 60000 }; /* limit in ms for WAIT_UNTIL(); a test that reaches it fails */
@@ -73,8 +73,8 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text`, and replaces the word GATE by the path of the gate's file. A batch waits as long as
- * this file exists. */
+/* Copies `script`, which tells the fake devices what to do, to `text`. Replaces the word GATE in it by the path of the
+ * gate's file. A batch waits as long as this file exists. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -131,8 +131,8 @@ HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
     put_heads(f, name, rows, 1, D, salt);
 }
 
-/* Returns a body with the tensors in `names` (such as "q k v"), each with `rows` rows of `heads` heads of D numbers,
- * and then the members `extra` ("" for none). */
+/* Returns a body with the tensors in `names` (such as "q k v"), and then the members `extra` ("" for none). Each tensor
+ * has `rows` rows of `heads` heads of D numbers. */
 HELPER char *heads_body(const char *names, int rows, int heads, int D, const char *extra)
 {
     char *text = NULL, name[16];
@@ -180,7 +180,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns an envelope, {"requests": [...]}, of `count` bodies, and frees these bodies. */
+/* Returns the body {"requests": [...]} with `count` bodies, and frees these bodies. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;

@@ -84,7 +84,8 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces of PORTION bytes, which end elsewhere than the encoder's blocks. */
+/* Reads the whole streamed body in pieces of PORTION bytes. The pieces end at other positions than the encoder's
+ * blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -365,14 +366,15 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* The server's loop makes the encoder of an answer whose length must be known before it is sent; in this test no
-     * loop runs, so the test makes the encoder. */
+    /* The server's loop makes the encoder if the answer's length must be known before it is sent. No loop runs in this
+     * test, so the test makes the encoder. */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    /* the answer is longer than LARGE bytes, but the server never holds LARGE bytes of its text at once */
+    /* the answer is shorter than LARGE bytes, but it is streamed, because its numbers are text; the blocks have 32
+     * KiB */
     assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
@@ -434,7 +436,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    /* Retry-After is computed from the three jobs that are queued, and from the 2.5 s that one job takes */
+    /* Retry-After is computed from the number of queued requests (3) and from the time that each of them takes (2.5
+     * s) */
     queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
@@ -446,8 +449,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If a body is a single problem (no envelope {"requests": [...]}) and the problem fails, the answer's status is that
- * of the problem's error, not 200. */
+/* A body may be a single problem, without an envelope {"requests": [...]}. If this problem fails, the answer's status
+ * is that of the problem's error, not 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -571,8 +574,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* the first three columns: the server's --cors-origin; whether a page of another site sends the request;
-         * whether the request is a preflight */
+        /* the first three columns: the server's option --cors-origin, whether a page of another site sends the request,
+         * and whether the request is a preflight */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

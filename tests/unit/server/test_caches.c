@@ -1,6 +1,7 @@
-/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests): who owns which
- * page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test copies and
- * writes as a step demands, and compares what a cache holds with a model, which is a sequence of numbers. */
+/* test_caches.c: tests of pages and caches (keys and values that stay on a device between requests). They test who
+ * owns which page, what a step (a decode or an append) does, and that nothing is lost. The memory is real: the test
+ * copies and writes what a step asks for. The test compares a cache's contents with a model, which is a sequence of
+ * numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -529,7 +530,8 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* One of four devices fails, so a caller may use half of the memory of the other three. */
+    /* One of four devices fails. The caller may use 50 percent of the memory, which is now half of the memory of the
+     * other three devices. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -553,8 +555,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* the test sets this to 0 each time, because the pool may ask the device for memory again: some may be free
-         * by then */
+        /* Each time, the pool asks the device for memory again, because some memory may be free by then. give() would
+         * fail in its second call, so the test resets the count of calls. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -576,8 +578,8 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free: enough for the positions that the step appends to row 0, but not also for those of row 1.
-     * So neither row may grow. */
+    /* 63 pages are free. That is enough for the positions that the step (a decode) appends to row 0, but not for those
+     * of row 1, too. So neither row may grow. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -645,8 +647,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* Another page is freed, so the step's first page fits, but not its second and third. The message must name the
-     * memory that was free before the step. */
+    /* Another page is freed, so the append's first page fits, but not its second and third. The message must name the
+     * memory that was free before the append. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -827,7 +829,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* an id has hexadecimal digits only; other text must not get the error for an id of another process */
+            /* An id has hexadecimal digits only. Other text must not get the error for an id of another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -844,8 +846,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* No step (a decode or an append) has waited for this new cache. The cache's number of the last queue scan with
-     * a waiting step is 0, which must not be taken for the present scan number 0. */
+    /* No step (a decode or an append) has waited for this new cache yet. The cache stores the number of the last queue
+     * scan in which a step waited for it. The initial 0 must not be taken for scan number 0. */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -1283,8 +1285,8 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares the cache's blocks of page numbers, and needs few page numbers of its
- * own. */
+/* A fork (a cache that shares the pages of another) of the longest possible cache also shares that cache's blocks of
+ * page numbers. It needs few page numbers of its own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1300,8 +1302,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* the last page has room, so the fork has its own copy of that page, and its own block of page numbers, in which
-     * the copy's number stands */
+    /* The last page has room, so the fork (a cache that shares pages with another) has its own copy of that page. The
+     * number of the copy stands in a block of page numbers that belongs to the fork alone. */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);

@@ -159,8 +159,8 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep over all connections, the number of a closed descriptor is reused: once for another
-     * connection, and once for a descriptor that is no connection. */
+    /* Before the next sweep over all connections, the number of a closed descriptor is used again. The first time it
+     * belongs to another connection, and the second time to a descriptor that is no connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -242,8 +242,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain (the server ends), idle connections stay open as long as requests come on any of them, as a load
- * balancer sends them. When no connection gets a request any more, the server closes all idle connections. */
+/* During a drain (the server is about to end), idle connections stay open as long as any of them gets requests, for
+ * example from a load balancer. When no connection gets a request any more, the server closes all idle connections. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -254,7 +254,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* requests come on other connections until now + ms, but this connection has had none for long */
+        /* requests come on other connections until now + ms, but this connection has had no request for a long time */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

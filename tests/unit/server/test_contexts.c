@@ -36,7 +36,8 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job as a forward makes it, with `items` problems. Its memory counts as `bytes` bytes. */
+/* Returns a job (one request's problems) as a forward makes it, with `items` problems. Its memory counts as `bytes`
+ * bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -50,8 +51,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns a finished job that holds one ready context (saved forward) for each problem. id[i] becomes the id of context
- * i. The forward was answered, so its request no longer holds the job. */
+/* Returns a finished job (one request's problems) that holds one ready context (saved forward) for each problem. id[i]
+ * becomes the id of context i. The forward was answered, so its request no longer holds the job. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -217,7 +218,8 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    /* another caller tries to use a context (saved forward) that is in use: to this caller it does not exist */
+    /* Another caller tries to use a context (saved forward) that is in use. For this caller, the context must not
+     * exist. */
     struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");

@@ -1,6 +1,6 @@
-/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries: the
- * results have the bits of one device, short problems are not cut, and nothing is copied twice. The devices are those
- * of the fake backend, with memory of their own. The tests take the place of the server's loop. */
+/* test_cut.c: tests of problems that are cut over several devices by groups of heads, by batch rows or by queries. The
+ * results have the same bits as on one device, short problems are not cut, and nothing is copied twice. The devices are
+ * those of the fake backend, with memory of their own. The tests take the place of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* number of batches that came back from devices and were not collected yet */
+    int back; /* number of batches that devices have given back, and that the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -38,7 +38,7 @@ static void on_message(void *context, struct message *message)
     s->batches[s->back++] = (struct batch *)message;
 }
 
-/* Opens devices with `bytes` bytes of memory each; 0: as many as a fake device has. */
+/* Opens devices with `bytes` bytes of memory each; 0: with as many bytes as a fake device has by default. */
 static void open_small_site(struct site *s, int devices, const char *script, int64_t bytes)
 {
     char number[8];
@@ -70,8 +70,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job with the problem p alone. Its expected time is set to one second, because shorter jobs are not cut over
- * several devices. */
+/* Returns a job (one request's problems) with the single problem p. Its expected time is set to one second, because
+ * shorter jobs are not cut over several devices. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -87,7 +87,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Gives the next part of a cut job to the device. Returns the part. */
+/* Gives the device the next part of a job that is cut over several devices. Returns the part. */
 static struct job_part *send_part(struct site *s, struct job *job, struct device *device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -98,14 +98,14 @@ static struct job_part *send_part(struct site *s, struct job *job, struct device
     return batch->parts[0];
 }
 
-/* Handles the messages of the devices. Returns the number of batches that have come back. */
+/* Handles the messages of the devices. Returns the number of batches that devices have given back. */
 static int look(struct site *s)
 {
     uv_run(&s->uv, UV_RUN_NOWAIT);
     return s->back;
 }
 
-/* Waits for the next batch that comes back, and frees it. Returns the batch's only part. */
+/* Waits for the next batch that a device gives back, and frees it. Returns the only part of a job in the batch. */
 static struct job_part *part_back(struct site *s)
 {
     WAIT_UNTIL(look(s) > 0);
@@ -120,18 +120,19 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part that comes back, which must be `part` and must have run. */
+/* Waits for the next part of a job that a device gives back. It must be `part`, and the device must have computed
+ * it. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
     if (!part->ran) fail_msg("%s", part->error.text);
 }
 
-/* Runs the parts of a cut job, and joins their results. */
+/* Runs the parts of a job, each on its device, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) send_part(s, job, over[n]);
-    /* no part is left for device 0, because every part was sent to a device already */
+    /* no part of the job is left for device 0, because every part was sent to a device already */
     assert_null(job_part_for(job, 0));
     for (int n = 0; n < parts; n++) {
         const struct job_part *const part = part_back(s);
@@ -139,8 +140,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Some gradients are sums over queries, and each part of a job has sums over its own queries. Lets the devices add
- * these up, if the job has such gradients. All parts must have run. */
+/* Some gradients are sums over queries, but each part of a job sums only over its own queries. Lets the devices add up
+ * the sums of all parts, if the job has such gradients. All parts must have been computed. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -152,7 +153,7 @@ static void add_up(struct site *s, struct job *job, int parts)
     assert_false(sums_begin(job));
 }
 
-/* Returns the bytes of memory in use on all devices of the site. */
+/* Returns the bytes of memory in use on all devices of the test. */
 static int64_t bytes_in_use(struct site *s)
 {
     int64_t bytes = 0;
@@ -164,7 +165,7 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the fixture with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
+/* Returns the problem with only the outputs that are sums over queries (`sums`), or with only the other outputs. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;
@@ -174,8 +175,9 @@ static struct fixture with_outputs(const struct fixture *f, bool sums)
     return some;
 }
 
-/* Cuts the problem into ranges of queries, and runs each range on a device of the site. `parts` becomes a copy of the
- * fixture with the results. Returns the number of ranges; 1: the problem was not cut, and nothing ran. */
+/* Cuts the problem into ranges of queries, and runs each range on a device. `parts` becomes a copy of the fixture (the
+ * problem and its tensors) with the results. Returns the number of ranges; 1: the problem was not cut, and nothing
+ * ran. */
 static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -236,8 +238,8 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns the number of parts into which the problem was cut; 1: it was
- * not cut. */
+/* Runs the problem over all devices of the test. Returns the number of parts into which the problem was cut; 1: the
+ * problem was not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -322,8 +324,8 @@ static struct spec spec_of_queries(uint64_t seed)
     return s;
 }
 
-/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the bits of one device. Gradients that are sums
- * over queries must be right within rounding, and have the same bits in each run. */
+/* 500 random problems on 2, 3 and 4 devices: out, lse and dq must have the same bits as on one device. Gradients that
+ * are sums over queries must be right within rounding, and have the same bits in each run. */
 static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -362,8 +364,8 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
-/* Returns number n of the sum of three arrays, in the order and precision in which the parts of a job must be added
- * up. */
+/* Returns element n of the sum of three arrays, added in the order and precision in which the parts of a job must be
+ * added up. */
 static float sum_of(const float *parts, int64_t elements, int64_t n)
 {
     float sum = parts[n];
@@ -395,7 +397,8 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of the sums in a part's memory, and the fake device's memory is the host's */
+        /* dk is the first of the sums in the memory of a job's part. The fake device's memory is the host's, so the
+         * test can write to it. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -412,12 +415,13 @@ static void test_parts_are_added_in_their_order(void **state)
     close_site(&s);
 }
 
-/* A part's sums stay on its device until the job is over. If the device is lost before they are added up, the job is not
- * added up, and another part's memory is freed too. */
+/* Two devices compute the parts of a job. Each part's sums stay on its device until the job is over. If one device is
+ * lost before the sums are added up, they are not added up, and the memory of the other part is freed too. */
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* dk and dv: the part's own sums, and a share of the other part's sums and of the results */
+    /* bytes for dk, and as many for dv. own: the part's own sums; share: half of the other part's sums, or half of the
+     * results */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -445,13 +449,14 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 
 /* ---- Devices with little memory ---------------------------------------------------------------------------------- */
 
-/* The tests below have devices of this size. A part of SUMS keeps a quarter of it until the job is over. A part of LARGE
- * needs more than three quarters. */
+/* The tests below have devices with this much memory. A part of the problem SUMS keeps a quarter of the memory until
+ * the job is over. A part of the problem LARGE needs more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
 
-/* Makes a job of the problem and cuts it into two parts. over[0] and over[1] become the devices of the parts. */
+/* Makes a job (one request's problems) of the problem, and cuts the job into two parts. over[0] and over[1] become the
+ * devices of the parts. */
 static struct job *job_in_two(struct site *s, struct fixture *f, const struct spec *spec,
                               struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -462,7 +467,8 @@ static struct job *job_in_two(struct site *s, struct fixture *f, const struct sp
     return job;
 }
 
-/* Waits until the device holds back this part, because it had too little memory for it when it tried the part last. */
+/* Waits until the device holds the part back, because too little memory was free when the device last tried to start
+ * it. */
 static void assert_held(struct site *s, struct device *device, const struct job_part *part)
 {
     bool held = false;
@@ -475,8 +481,8 @@ static void assert_held(struct site *s, struct device *device, const struct job_
     if (!held) fail_msg("a batch came back: %s", s->batches[0]->parts[0]->error.text);
 }
 
-/* Device 1 has computed its part of a job and keeps the sums. A batch that needs their memory waits until the loop frees
- * them, also after another batch of the device has ended. */
+/* Device 1 has computed its part of a job and keeps the part's sums. A batch that needs the memory of the sums waits
+ * until the loop frees them, even if another batch of the device ends before. */
 static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
 {
     struct site s;
@@ -501,7 +507,8 @@ static void test_a_batch_waits_for_the_sums_of_another_job(void **state)
     close_site(&s);
 }
 
-/* If parts add up on a device that hangs, their sums may never be freed, so a batch no longer waits for them. */
+/* A device that hangs may still read the sums of parts, so they may never be freed. A batch that waits for their memory
+ * must fail. */
 static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_read(void **state)
 {
     struct site s;
@@ -524,8 +531,8 @@ static void test_a_batch_does_not_wait_for_sums_that_a_device_that_hangs_may_rea
     close_site(&s);
 }
 
-/* One device computes both parts of a job. A batch that waits for the sums of the first part lets the second part
- * pass. */
+/* One device computes both parts of a job. A batch that waits for the memory of the first part's sums lets the second
+ * part run before it. */
 static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
 {
     struct site s;
@@ -549,8 +556,8 @@ static void test_parts_pass_a_batch_that_waits_for_their_sums(void **state)
     close_site(&s);
 }
 
-/* While a batch runs, a part that passes a held batch finds too little memory. The part is held in place of that batch,
- * and both run later. */
+/* A batch is held back, because too little memory is free while another batch runs. A part that may run before the held
+ * batch finds too little memory, too. It is then held back instead of the batch, and both run later. */
 static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state)
 {
     const struct spec half = SPEC(HEADS(2, 2), SIZES(6500, 100, 64));
@@ -584,8 +591,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* A part that adds up finds no memory while one batch of the device runs and another is held. The part fails, and the
- * held batch runs later. */
+/* One batch of the device runs, and another is held back until memory is free. A part that adds up sums finds no
+ * memory. It fails, and the held batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -619,8 +626,8 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* A job leaves only when so many devices have room that their memory is enough for the sums of all parts. If too few
- * devices are usable, the job is not cut. */
+/* The parts of a job leave the queue only if the devices that have room together have enough memory for the sums of all
+ * parts. If too few devices are usable, the job is not cut. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -636,7 +643,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* the device has room for no batch */
+        all->device[busy]->outstanding += 1000; /* the device has no room for a further batch */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -652,8 +659,8 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     close_site(&s);
 }
 
-/* A device with seven batches of other clients gets four parts, which together are more batches than it may have of
- * several clients. */
+/* A device with seven batches of other clients gets all four parts of a job. Together these are more batches than a
+ * device may have of several clients. */
 static void test_a_device_with_little_room_may_get_all_parts(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 512, 32));
@@ -703,7 +710,7 @@ static void test_ranges_of_queries_have_equal_work(void **state)
     }
 }
 
-/* The sums of parts must have the same bits, however many of the server's devices can compute. */
+/* The sums of a job's parts must have the same bits, however many of the server's devices can compute. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
@@ -799,7 +806,8 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that failed or have no room get no part. If --split-above-ms is 0, no problem is cut. */
+/* Devices that failed, or that have no room for a further batch, get no part of a problem. If --split-above-ms is 0, no
+ * problem is cut into parts. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -816,14 +824,15 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* each of three devices gets two of the six heads; a fourth device would not make the longest part shorter */
+    /* each of three devices gets two of the six heads; with a fourth device, the largest part would still have two
+     * heads */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them, so it
-     * has no room */
+    /* device 2 gets as many batches as one flow (one caller's work) may have on a device, and never ends them; it has
+     * no room */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -919,7 +928,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    /* bytes of half the heads of q, of k or v, and of lse */
+    /* bytes that half of the heads take in q, in k or v, and in lse */
     const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);

@@ -1,6 +1,6 @@
-/* test_devices.c: tests of batches (jobs that are computed together) on devices: which device gets a batch, what comes
- * back, and when. The devices are those of the fake backend, with memory of their own. The tests take the place of the
- * server's loop. */
+/* test_devices.c: tests of batches (jobs that are computed together) on devices. They test which device gets a batch,
+ * and when and with which results the device gives the batch back. The devices are those of the fake backend, with
+ * memory of their own. The tests take the place of the server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -19,7 +19,7 @@ struct bench {
     uv_loop_t uv;
     struct mailbox box;
     int back_count;
-    struct batch *back[LOG_MAX]; /* batches in the order in which they came back from the devices */
+    struct batch *back[LOG_MAX]; /* batches in the order in which the devices gave them back */
 };
 
 static void on_message(void *context, struct message *message)
@@ -30,8 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares a bench whose devices are not open yet. A test may change the bench's configuration before
- * open_devices(). */
+/* Prepares the configuration and the mailbox of a test. open_devices() opens the server and its devices; before that, a
+ * test may change the configuration. */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -57,8 +57,8 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with the script, in which the word GATE is replaced by the path of `gate`. A gate is a file: a batch
- * with hold=GATE waits until the test deletes it. */
+/* Opens fake devices that follow the script. The word GATE in the script is replaced by the path of `gate`, a file. A
+ * batch with hold=GATE waits until the test deletes this file. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -77,7 +77,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job that is ready to run on devices with any amount of memory. */
+/* Returns a job (one request's problems) that is ready to run on devices with any amount of memory. */
 static struct job *ready(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -93,7 +93,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of the jobs in `jobs`, which the batch takes over. Its cost is set to `flops` operations. */
+/* Returns a batch of the jobs in `jobs`. The batch owns the jobs, and its cost is set to `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -112,7 +112,7 @@ static struct batch *submit_one(struct bench *b, struct device *device, double f
     return batch;
 }
 
-/* Waits for the next batch that comes back from a device, and collects it. */
+/* Waits for the next batch that a device gives back, and collects it. */
 static struct batch *next_back(struct bench *b)
 {
     while (b->back_count == 0) uv_run(&b->uv, UV_RUN_ONCE);
@@ -172,7 +172,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    /* the third problem of the job was refused before the batch left, so no device computed it */
+    /* the job's third problem was refused before the batch went to the device, so no device computed it */
     assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
@@ -279,7 +279,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* with these, fake:1 has four batches, one on each of its streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* after these two picks, fake:1 has four batches, one on each of its
+                                              * streams */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -297,7 +298,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* a batch that came back no longer counts as load of the device that computed it */
+    /* a batch that a device has finished no longer counts as load of this device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -342,7 +343,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the device's error fails the whole batch, with each of its jobs */
+        assert_failed(first, ATTN_DEVICE); /* the device's error fails every request in the batch */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -406,12 +407,13 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* wait until the first batch has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* waits until the first batch has its scratch memory */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
     gate_open(&size);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* the second batch has given back its memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* waits until the second batch has given back its
+                                                               * memory */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&run);
@@ -474,7 +476,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     /* a device whose batch is overdue is reported once only */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* the batch of the hung device comes back after all */
+    assert_ptr_equal(next_back(&b), never); /* the hung device gives the batch back after all */
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -491,7 +493,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the batch has begun on the device */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* waits until the batch has begun on the device */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
@@ -642,7 +644,7 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the batch `beside` comes back first, because no batch waits until another batch is verified */
+    /* the device finishes the batch `beside` first, because no batch waits until another batch is verified */
     assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
@@ -688,8 +690,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* A copy from the device fails with an error after which the device is usable, but earlier work of the stream has
- * failed with an error after which a device is lost. The device counts as lost. */
+/* A copy from the device fails with an error that leaves the device usable. Earlier work of the stream has failed with
+ * an error that loses the device. So the device counts as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -832,8 +834,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- Tests of the CPU's streams ---------------------------------------------------------------------------------- */
 
-/* A job of a hundred thousand rows would keep one core busy for minutes. When the job is cancelled, the next batch must
- * not wait for it. */
+/* A problem of a hundred thousand rows would keep one core busy for minutes. When its job is cancelled, the next batch
+ * must not wait for it. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -846,10 +848,10 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    /* a long job must leave at once, without a wait for requests that could join its batch */
+    /* a long job must go to its device at once, without a wait for requests that could join its batch */
     assert_false(can_wait(cpu));
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* the next batch must come back while the long job still computes; the test cancels the long job after that */
+    /* The next batch must end while the long job still computes. Only after that does the test cancel the long job. */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -876,8 +878,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. Before
- * that, one of them must have been on the device for longer than the guest needs. */
+/* If several callers have batches on a device, a short batch of another caller may run beside them as a guest. The
+ * guest may begin only after one of the other batches has been on the device for much longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -896,8 +898,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* Three flows (callers' work) have the device. A guest (a short batch) of 1 s may join them only after one of
-     * them has run for this many ns. */
+    /* Three flows (callers' work) have batches on the device. A guest (a short batch) of 1 s may join them only after
+     * one of them has run for this many ns. */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -927,7 +929,7 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    /* the device has no room now, but may have room after wait_ns, when the caller asks again */
+    /* the device has no room for this caller's batch now, but it has room after wait_ns */
     assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -1069,7 +1071,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Tests problems that cannot be joined into one: they differ in an option, their lse has a size that is no multiple
+/* Tests problems that cannot be joined into one. They differ in an option, or their lse has a size that is no multiple
  * of 16 bytes, or a body has two problems. The device copies the tensors of each problem separately. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
@@ -1215,7 +1217,7 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* settling a job that is not late (whose HTTP thread did not stop waiting) does nothing */
+    inline_settle(late); /* a second call does nothing, because the first call has waited for the job's batch already */
     job_release(late);
     close_bench(&b);
 }
@@ -1235,7 +1237,8 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* which slot is used depends on the core of this thread, so possibly no try has reached the device that fails */
+    /* Which inline slot (place for an HTTP thread that computes) is used depends on the core of this thread. So
+     * possibly no try has reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
@@ -1252,7 +1255,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Tests of jobs that are cut into parts for several devices --------------------------------------------------- */
 
-/* Sends the part of a cut job that this device can compute, and waits for it. */
+/* Sends a device its part of a job that several devices compute, and waits for the part. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1278,8 +1281,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* several parts of a cut job fail: the job gets the error of the first failed part in the list, even if
-         * another part failed earlier */
+        /* Several parts of a job fail on different devices. The job gets the error of the first failed part in its
+         * list, even if another part failed earlier. */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1287,14 +1290,14 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        /* the device of this part is lost, so any other device can compute the part */
+        /* the device of this part of a job is lost, so any other device can compute the part */
         assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));
         job->part.next = &second;
         assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
         run_part(&b, job, 1);
-        /* a part that was sent once is not sent again */
+        /* a part of a job that was sent to a device once is not sent again */
         assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL);
         assert_false(job_ran(job));
         run_part(&b, job, 0);

@@ -1,4 +1,4 @@
-/* test_healthcheck.c: `attnd healthcheck` against servers that answer, answer wrongly, hang, or do not exist. */
+/* test_healthcheck.c: tests `attnd healthcheck` with servers that answer, answer wrongly, hang, or do not exist. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_http_head.c: tests of request heads that two readers could understand differently, and of the parsers of header
- * values. */
+/* test_http_head.c: tests of request heads that two readers (a proxy and the server) could understand differently, and
+ * of the parsers of header values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -76,7 +76,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* a thread gets 4 connections in a row, and the 3 threads of a core take turns */
+        /* each of the 3 threads of a core gets 4 connections, and then the threads of the other core get the next 12 */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
@@ -155,8 +155,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* with one core, threads are not pinned; above 16 cores, the test would make hundreds of threads and show nothing
-     * more */
+    /* With one core, threads are not pinned. Above 16 cores, the test would make hundreds of threads and show nothing
+     * more. */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];
@@ -207,8 +207,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, and then sleeps up to the time that it was given. It must get the
- * event whether the event comes while it polls or while it sleeps. */
+/* A thread that expects an event polls for a while, and then sleeps, at most for the time that it was given. It must
+ * get the event whether the event comes while it polls or while it sleeps. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_info.c: /v1/info and /openapi.json agree with the program's tables, and with each other. */
+/* test_info.c: tests that /v1/info and /openapi.json agree with the program's tables, and with each other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -432,9 +432,9 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* The OpenAPI document must list the special answers to requests that change something: 403 if another site's page
- * sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An answer
- * about a new resource must have a header with the resource's path. */
+/* The OpenAPI document must list the special answers to requests that change something. These are 403 if another site's
+ * page sends the request, 400 if its URL has options, and 507 if the operation infer finds no page for a sequence. An
+ * answer about a new resource must have a header with the resource's path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -674,7 +674,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    /* /v1/info omits a figure of a device that is not known */
+    /* /v1/info omits a device's figure if the figure is not known */
     assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s"));
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));

@@ -1,5 +1,5 @@
-/* test_log.c: log lines as text and as JSON, strings from clients, and sinks (pipes or files) that are full, closed or
- * slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
+/* test_log.c: tests of log lines as text and as JSON, of strings from clients, and of sinks (pipes or files) that are
+ * full, closed or slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -311,7 +311,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the end of the log must not block */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after log_close() must not block */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;

@@ -3,8 +3,8 @@
  * loop, and get them back. Devices are those of the fake backend.
  *
  * No test depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file PATH.
- * Requests that are posted before the loop starts arrive in its first turn. turns() lets the loop go round twice, so
- * that it has handled everything that was posted before. */
+ * Requests that are posted before the loop starts arrive in its first iteration. turns() waits for two iterations of
+ * the loop, which has then handled everything that was posted before. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* on_resume() finds the scene by the address of its member `server` */
+    struct server server; /* on_resume() finds the struct scene by the address of its member `server` */
     struct gate gate;
     /* work that occupies the only thread of libuv's pool until the test opens the gate `pool` (deletes its file) */
     uv_work_t blocker;
@@ -40,7 +40,7 @@ struct scene {
     int resumed_count;
 };
 
-/* ---- Functions that stand for the HTTP side of the server -------------------------------------------------------- */
+/* ---- Functions that replace the HTTP side of the server ---------------------------------------------------------- */
 
 static void on_resume(struct request *request)
 {
@@ -83,8 +83,8 @@ static void on_close_metrics(void *context)
 
 /* How a test's scene (server, loop and devices) begins. A member that is 0 stands for the default. */
 struct opening {
-    /* what the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
-     * test replaces by the path of a file: with hold=GATE a batch waits until the test deletes the file. */
+    /* What the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
+     * test replaces by the path of a file. With hold=GATE a batch waits until the test deletes the file. */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
@@ -140,7 +140,8 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the scheduler's loop go round twice, so that the loop has handled everything that was posted before the call. */
+/* Waits for two iterations of the scheduler's loop, which has then handled everything that was posted before the
+ * call. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -306,7 +307,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* only the request holds its job, so the job's memory may be reused for the answer */
+    /* only the request has a reference to its job (its problems), so the job's memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -314,9 +315,9 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Jobs of kinds A and B have different head sizes. At most two jobs of one kind leave together, the oldest first: A
- * A, then B B, then A. The script makes the second batch fail, and the error message must name the requests of that
- * batch. */
+/* The requests of this test are of two kinds, A and B, which have different head sizes. At most two requests of one
+ * kind go to the device together, the oldest first: A A, then B B, then A. The script makes the second batch fail, and
+ * the error message must name the requests of that batch. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -339,7 +340,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    /* a device is free, but two requests of one kind wait for a third */
+    /* a device is free, but the two requests wait for a third one that fits into their batch */
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
@@ -418,7 +419,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The loop checks deadlines in the turn after the one in which a batch went to its device. A late request is
+/* The loop checks deadlines in the iteration after the one in which a batch went to its device. A late request is
  * answered, although its batch still runs. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
@@ -439,12 +440,13 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    /* the request was answered without its job, because the device may still write to the job's memory */
+    /* the request was answered without its job (its problems), because the device may still write to the job's
+     * memory */
     assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    /* when the device has finished, the job's memory is free */
+    /* when the device has finished, the server frees the job's memory */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
     /* the context (saved forward) is free for another backward, although the first one was late */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
@@ -564,7 +566,8 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* a gate holds the device's verification of the first request; other requests must be computed meanwhile */
+    /* A gate (a file for which the device waits) holds the verification of the first request. Other requests must be
+     * computed meanwhile. */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
@@ -770,8 +773,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. q, k and
- * v lie in the same bytes of the region of shared memory. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, with one head of 64 numbers. q, k
+ * and v lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -827,7 +830,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
+/* In one iteration the scheduler's loop reads only as much of a region of shared memory as its time allows. The request
  * body must be checked after its last piece was read. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
@@ -1095,9 +1098,9 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a step writes cache
- * a, a step on caches a and b waits for it, and a step on cache b waits behind the second step. A step on cache c
- * begins at once. */
+/* A step (a decode or an append) must wait behind an older step that waits for the same cache. Here a first step writes
+ * cache a, and a second step on caches a and b waits for it. A third step on cache b waits behind the second one. A
+ * step on cache c begins at once. */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1177,7 +1180,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* Returns a request of four heads that is said to take a second, so that it is cut over several devices. */
+/* Returns a request of four heads with an expected time of one second, so that it is cut over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1223,7 +1226,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut over
+                                                                                 * several devices */
     assert_true(parts_of(NULL) - before[2] == 8);
     /* each device verifies all rows of the heads that it has computed */
     assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
@@ -1247,8 +1251,8 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* If a device is lost (before its part of a problem, at the start or at the end of the part), the other devices compute
- * the whole problem. */
+/* If a device is lost, the other devices compute the whole problem. The device is lost before its part of the problem,
+ * or at the start or the end of the part. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1295,8 +1299,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    /* a device may already compute the other part of the problem, and the server answers only when that part ends;
-     * opening the gate lets it end */
+    /* A device may already compute the other part of the problem, and the server answers only when that part ends. The
+     * test opens the gate, which lets the part end. */
     gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
@@ -1306,8 +1310,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* If the deadline of a problem passes and the problem was cut into parts, the answer does not wait for the devices. The
- * parts keep their memory until their devices are done. */
+/* If the deadline of a problem that was cut into parts passes, the answer does not wait for the devices. The parts keep
+ * their memory until their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1356,7 +1360,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* batch number `before` gets no memory */
+    /* the server gets no memory for the problem's batch number `before` (0 or 1) */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
@@ -1366,7 +1370,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    /* without memory for the list of a problem's parts, the problem is not cut */
+    /* without memory for the list of a problem's parts, the problem is not cut over several devices */
     atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);

@@ -1,4 +1,5 @@
-/* test_mailbox.c: the mailbox must deliver every message once and in order, even if several wake-ups merge into one. */
+/* test_mailbox.c: tests that the mailbox delivers every message once and in order, even if several wake-ups merge into
+ * one. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* test_metrics.c: everything that the server counts must appear on the metrics page, in Prometheus' form. The
+/* test_metrics.c: tests that everything that the server counts appears on the metrics page, in Prometheus' form. The
  * metrics belong to the process, so each test uses rows or labels that no other test uses. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,7 +115,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        /* the next turn of the `for` loop overwrites this array, so metrics_add() must copy the text */
+        /* the next iteration of the loop overwrites this array, so metrics_add() must copy the text */
         char reason[24];
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
@@ -185,7 +185,7 @@ static void test_nothing_is_lost_between_threads(void **state)
                                      "attnd_stage_duration_seconds_count{stage=\"queue\"} 53332", NULL });
 }
 
-/* This test runs last, because by then every metric has series. */
+/* This test runs last, because by then every metric has at least one time series. */
 static void test_promtool_finds_no_fault(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_page.c: each page must be complete, obey its own security policy, and load nothing from other servers. */
+/* test_page.c: tests that each page is complete, obeys its own security policy, and loads nothing from other
+ * servers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run: where
- * the outputs lie, which jobs are of one kind, what happens to contexts and references, what is refused, and when a
- * job's memory is given back. */
+/* test_prepare.c: tests of the way from a decoded body to a job (one request's problems) that a device can run. They
+ * test where the outputs lie, which jobs are of one kind, what happens to contexts and references, and what is refused.
+ * They also test when a job's memory is given back. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -29,7 +29,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job for which prepare_job() succeeded. */
+/* Returns a job (one request's problems) for which prepare_job() succeeded. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -38,7 +38,8 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job is refused with `status`, and with the message `text` unless that is NULL. */
+/* Checks that a job (one request's problems) is refused with `status`, and with the message `text` unless that is
+ * NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -187,7 +188,8 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may leave in one batch */
+    /* a body that is one problem, and an envelope {"requests": [...]} with one such problem, may be computed in one
+     * batch */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -555,7 +557,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
 }
 
 /* A problem that is refused after its context (saved forward) was looked up must give the context back. The test sets
- * `verify` in a backward, which makes the problem refused. No body can do so, because the decoder refuses `verify` in a
+ * `verify` in a backward, so that the problem is refused. No body can do so, because the decoder refuses `verify` in a
  * backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
@@ -622,7 +624,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 /* ---- Tests of rows that leave float32's range, and of references to jobs ----------------------------------------- */
 
 /* Rows whose scores leave float32's range are slow, and the sizes of a problem do not tell whether it has such rows.
- * The server therefore examines the scores of problems that slow rows would make long. */
+ * The server therefore examines the scores of problems that would take long if their rows were slow. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -634,7 +636,7 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     /* even if all rows were slow, the problem would take only a millisecond, so the scores were not examined and the
      * times are as before */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* if it had slow rows, the problem would take long, so its scores are examined */
+    job->worst_seconds = 1e6; /* the problem would take long if its rows were slow, so its scores are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");

@@ -107,8 +107,8 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Tests which jobs leave the queue together. In `waiting` each letter is a job, in order of arrival. Jobs with equal
- * letters are of one kind; a '-' is a job that always leaves alone. */
+/* Tests which jobs (each is the problems of one request) leave the queue together. In `waiting` each letter is a job,
+ * in order of arrival. Jobs with equal letters are of one kind; a '-' is a job that always leaves alone. */
 static void test_batches(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no queued job could leave together with this job, so it leaves at once */
+    /* no queued job could join a batch with this job, so this job leaves the queue at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
@@ -279,7 +279,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job from the queue, and lets only this job run for a second. */
+/* Takes the next job from the queue, and lets this job run alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -314,8 +314,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* flow a (the work of caller a) had no jobs during flow b's four turns, and must not get four turns in a row to
-     * make up for that */
+    /* Flow a (the work of caller a) had no jobs while flow b had four turns. It must not get four turns in a row to
+     * make up for that. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);

@@ -44,9 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not; one
- * descriptor is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing
- * descriptors. */
+/* Returns how many descriptors of this process refer to the object, whether the object still has a name or not. One of
+ * them is the test's own. Reads only the names in /proc/self/fd, because another thread may be closing descriptors. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -116,7 +115,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     must_register(r, anna, "b", &o, 100, 1);
     must_register(r, bert, "a", &p, 4095, 1);
     assert_int_equal(register_as(r, anna, "a", p.key, 0, 64), PROTO_E_CONFLICT);
-    /* the object belongs to Anna, so Bert cannot register it */
+    /* the object belongs to the caller Anna, so the caller Bert cannot register it */
     assert_int_equal(register_as(r, bert, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(register_as(r, &everybody, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(seen_by(r, anna, NULL), 2);
@@ -426,9 +425,9 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* the name is taken, so the call fails before it opens the memory */
+    /* the name of the region is taken, so the call fails before it opens the memory */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
-    /* refused, because the memory belongs to Anna */
+    /* the call is refused, because the memory belongs to the caller Anna */
     assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 65, device, 0), PROTO_E_INVALID_REQUEST);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_INVALID_REQUEST);

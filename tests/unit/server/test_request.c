@@ -16,13 +16,14 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Which state of a request may follow which. Rows are the state before, columns the state after. */
+/* The table says which state of a request may follow which state. A row is the state before, a column the state
+ * after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* A row of eight characters for each state. An x says that the next state may be, by its column: receiving,
-         * computing, checking, queued, running, finishing, answering, freed. */
+        /* A row of eight characters for each state. An x means that the column's state may follow. The columns are
+         * receiving, computing, checking, queued, running, finishing, answering, freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -32,7 +33,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has nothing but room for requests: two whose bodies arrive, and two that wait for a device. */
+/* Makes a server that can only hold requests: two whose bodies arrive, and two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -74,7 +75,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    /* a request first takes room among the requests whose bodies arrive, and gives it up when it waits for a device */
+    /* a request first has a place among the requests whose bodies arrive, and gives it up when it waits for a device */
     r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);

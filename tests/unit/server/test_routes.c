@@ -1,5 +1,5 @@
-/* test_routes.c: tests of the table of URLs: every row is valid. In tables made for this test, a path and a method find
- * their row. */
+/* test_routes.c: tests of the table of URLs: every row is valid. Other tests look up a path and a method in tables of
+ * their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -405,7 +405,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* the path exists on the main port, but not on the metrics port */
+        /* only the main port has a similar path, so nothing is suggested to a client of the metrics port */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },

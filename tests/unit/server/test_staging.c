@@ -305,8 +305,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* memory that is leased before its bytes have arrived has a limit of its own, which is reached; an ordinary
-     * lease still succeeds */
+    /* Memory that is leased before its bytes have arrived has a limit of its own. Here this limit is reached, but an
+     * ordinary lease still succeeds. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
@@ -323,8 +323,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
-/* If another token comes, each token may use a smaller part of the pool. Memory that the pool keeps for a token may
- * then exceed that part, but a lease that fits the part must still succeed. */
+/* If a second token is used, each token may use a smaller part of the pool. The memory that the pool keeps for a token
+ * may then exceed that part. A lease that fits the part must still succeed. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;

@@ -197,8 +197,8 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of a resource with the limit `bound` the caller may use now whose header is Authorization:
- * `authorization`. */
+/* Returns how much of a resource with the limit `bound` a caller may use now, if the caller sends the header
+ * Authorization with the value `authorization`. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);
@@ -220,7 +220,8 @@ static void test_each_token_has_an_account_that_survives_a_reload(void **state)
     assert_true(tokens_reload(t, why, sizeof why));
     struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
     assert_ptr_equal(again, b);
-    /* token `a` is no longer in the file, but its account lives as long as a request holds it */
+    /* token `a` is no longer in the file, but a request still holds its account, so token `c` must not get this
+     * account */
     assert_ptr_not_equal(c, a);
     assert_null(tokens_find(t, "Bearer a"));
     caller_release(a);

@@ -1,5 +1,5 @@
-/* test_text.c: every limit and every failure of text.c. The test includes text.c itself, so that it can make memory
- * fail. */
+/* test_text.c: tests every limit and every failure of text.c. The test includes text.c itself, so that it can make
+ * memory fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -214,8 +214,8 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    /* a product in flight has not written the registers yet, so they get NaN: code that reads them before the wait
-     * then computes NaN */
+    /* A product in flight has not written its registers yet, so they get NaN. Code that reads the registers before the
+     * wait then computes NaN. */
     for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
@@ -235,8 +235,8 @@ template <typename T> const emu::wgmma_type type_of = emu::WGMMA_E4M3;
 template <> inline const emu::wgmma_type type_of<__nv_bfloat16> = emu::WGMMA_BF16;
 template <> inline const emu::wgmma_type type_of<__half> = emu::WGMMA_F16;
 
-/* The two forms of a wgmma product. ss: both operands are K-major in shared memory. rs: A is in registers and B in
- * shared memory, MN-major except for e4m3. */
+/* The two forms of a wgmma product. ss: both operands are K-major in shared memory. rs: A is in registers, and B is in
+ * shared memory. B is then MN-major, except for e4m3. */
 template <typename T, int N> struct wgmma {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "what there is");
     static DEVICE void ss(float (&d)[N / 2], uint64_t A, uint64_t B, int accumulate)
