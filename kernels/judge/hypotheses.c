@@ -606,13 +606,13 @@ HYPOTHESIS(dq_last_tile_only)
 
 /* Short names for the kind of a mistake. A row of the table has: code and function of the mistake, number of variants,
  * kind, sentence, fix. */
-#define CONVERTS .converts = true
-#define SCORES   .of_scores = true
-#define PATTERN  .of_pattern = true
-#define BACKWARD .of_backward = true
-#define FACTOR   .converts = true, .of_backward = true
-#define OTHER    .converts = false
-#define SIZE     .of_pattern = true, .of_size = true
+#define CONVERTS          .converts = true
+#define SCORES            .of_scores = true
+#define PATTERN           .of_pattern = true
+#define BACKWARD          .of_backward = true
+#define FACTOR            .converts = true, .of_backward = true
+#define OTHER             .converts = false
+#define SIZE              .of_pattern = true, .of_size = true
 #define MISREADS(tensors) .misread = tensors
 #define Q                 ATTN_TENSOR_BIT(q)
 #define K                 ATTN_TENSOR_BIT(k)
