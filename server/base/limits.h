@@ -95,7 +95,8 @@ enum {
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
     /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
-     * before it does its other work. They have 4 MiB and take about a millisecond. */
+     * before it does its other work. All these pieces together have 4 MiB, and reading them takes about a millisecond.
+     * */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -106,8 +107,8 @@ enum {
      * of one recv() of the body. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower,
      * for two reasons: all of it is set to zero between two requests, and it drives the body out of the CPU's cache.
      * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
-     * (measured: 0.9.75) a step larger than the memory makes each later recv() read another eighth of what is still
-     * free. From 1.0 on a step like that would keep the buffer from growing. */
+     * (measured: 0.9.75), a step larger than the buffer makes the buffer grow before each recv(), by an eighth of the
+     * memory that is still free. From 1.0 on, a step that large would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
@@ -176,7 +177,7 @@ enum {
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
-    /* Bytes of a block of an answer whose numbers are sent as text. To write one block takes a millisecond, in which
+    /* Bytes of a block of an answer whose numbers are sent as text. Writing one block takes a millisecond, during which
      * the thread serves no other connection. */
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
@@ -206,31 +207,34 @@ enum {
         /* if a body has more bytes than this, its lse (log-sum-exp of each row) is checked on another thread
          * (attn_check_lse()) */
     512 << 10,
-    /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
-     * body is copied to a larger block. The pool prefers blocks that were in use before, which is faster than mapping
-     * new pages. */
+    /* A body with inputs in shared memory may need a larger block of staging memory. If its present block has at most
+     * this many bytes, the body is copied to another block. The pool prefers blocks that were in use before, because
+     * their pages are mapped already. */
     CHECK_COPY_BYTES = 256 << 10,
     /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
      * progress between two pieces */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
-     * further pieces in order of arrival, but attnd lets clients take turns. */
+    /* Largest number of pieces of work in libuv's thread pool at a time: as many as the pool has threads by default.
+     * libuv would run further pieces in order of arrival. attnd therefore queues them itself, and lets clients take
+     * turns. */
     PIECES_AT_ONCE = 4,
     /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
      * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* a thread measures the length of this many numbers as text, then looks at the clock */
+    FINISH_NUMBERS = 4096, /* a thread that computes the length of an answer's text looks at the clock after this
+                            * many numbers */
     /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
      * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
+    /* largest number of waiting jobs that the server examines to find further jobs for a batch; the queue may have a
+     * million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet;
-     * skipping this many takes 3 ms */
+    /* largest number of jobs that a search for the next job skips because those jobs cannot run on a device yet;
+     * skipping this many jobs takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Largest number of caches examined in one test whether waiting cache transactions can begin. The test takes 30 ms
-     * when hundreds of transactions have a thousand caches each. */
+    /* Largest number of caches that the server examines when it tests which waiting cache transactions can begin. With
+     * hundreds of transactions of a thousand caches each, the test takes 30 ms. */
     QUEUE_STEP_ROWS = 1 << 19,
     /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
     QUEUE_RETRY_MAX_S = 30,
@@ -248,9 +252,9 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on the page-table entries of all caches of a device: CACHES_NUMBERS, or CACHES_SHARING for each
-     * granule (unit of memory for pages) if that is more. The bound is needed because forks share pages, but each fork
-     * has its own copy of a part of the page list. */
+    /* Upper bound on the page-table entries of all caches of a device. It is the larger of two numbers: CACHES_NUMBERS,
+     * and CACHES_SHARING for each granule (unit of memory for pages). The bound is needed although forks share pages,
+     * because each fork has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
     /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these
@@ -274,16 +278,16 @@ enum {
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* A job with more floating-point operations than this is never joined with others in a batch. It keeps a device busy
- * alone, and small jobs in its batch would have to wait for it. */
+/* A job with more floating-point operations than this is never batched with other jobs. It keeps a device busy alone,
+ * and small jobs in its batch would have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
- * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
+/* A batch of jobs whose keys and values are in caches may have up to this many floating-point operations. A GPU spends
+ * most of the time of these jobs on reading memory, so the jobs of a batch do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with other
- * transactions only if all of them become one problem (MERGE_BYTES). In a batch of several problems, all members
- * would wait for the longest one. */
+/* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
+ * transactions only if all of them can be merged into one problem (MERGE_BYTES). In a batch of several problems, all
+ * members would wait for the longest problem. */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with at least this many bytes of memory has room for the scratch memory of any small job, so the server does
  * not check whether a small job fits. */
@@ -324,9 +328,10 @@ enum {
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* If the running batches belong to several tenants, a guest (a batch of a tenant that has no other batch on the
-     * device) waits until the oldest of them has run for this many times the guest's expected time. Equal batches of
-     * many tenants therefore run one after the other, but a short request does not wait for long ones. */
+    /* A guest is a batch of a tenant that has no other batch on the device. If the running batches belong to several
+     * tenants, a guest waits until the oldest running batch has run for this many times the guest's expected time.
+     * Equal batches of many tenants therefore run one after the other, but a short request does not wait for long
+     * ones. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -341,8 +346,8 @@ enum {
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
-    /* Largest number of bytes of inputs and outputs of a problem that may be merged with others into one. Merging saves
-     * the fixed cost of each copy and launch, which matters little for a larger problem. */
+    /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
+     * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
     /* alignment in bytes of merged tensors, and of the tensors of a problem that is divided among several devices */
@@ -350,8 +355,8 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* if the scratch memory of an HTTP thread's own computations on a GPU has more bytes than this, it is freed after
-     * each of them */
+    /* if the scratch memory of an HTTP thread's own GPU computations has more bytes than this, it is freed after each
+     * computation */
     INLINE_KEEP = 4 << 20,
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
      * bus transfers this many bytes in 20 us */
@@ -365,8 +370,8 @@ enum {
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
      * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
-    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head,
-     * however small, takes up to 2 us */
+    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; even a small head
+     * takes up to 2 us */
     INLINE_HEADS = 128,
 };
 
@@ -414,8 +419,8 @@ enum {
 #define DEVICE_FLOW_SECONDS 0.05
 /* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
-/* Work that takes a GPU fewer seconds than this is put on its stream at once. Batches of one client that take longer
- * wait for their turn. */
+/* A batch that takes a GPU fewer seconds than this is put on the GPU's stream at once. A longer batch may have to wait
+ * for earlier batches of the same client (see DEVICE_FLOW_SECONDS). */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Limits on memory -------------------------------------------------------------------------------------------- */
@@ -430,8 +435,8 @@ enum {
     /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
      * hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
-     * need */
+    /* Upper bound of the size of the page /metrics in bytes. The page is far smaller, even if every metric has
+     * METRICS_MAX_SERIES series. */
     METRICS_PAGE_BYTES = 64 << 20,
     /* largest number of series (sets of label values) of one metric; the values of later series count as "other" */
     METRICS_MAX_SERIES = 192,
@@ -440,7 +445,8 @@ enum {
 
 /* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor,
  * which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. The size of a
- * region has a bound, because a page that the server is the first to write counts as the server's memory. */
+ * region is limited, because the system counts a page as memory of the process that first writes to it, which may be
+ * the server. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */

@@ -15,7 +15,7 @@
  *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
  *                                    while another step uses one of the caches, unless neither step appends.
  *   (the device makes the moves and computes)
- *   caches_end()     the same        With `commit` all the caches are longer. Without it they are as before.
+ * caches_end() main or HTTP With `commit` all the caches are longer. Without it they are as before.
  *
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
@@ -76,14 +76,14 @@ struct caches_source {
  * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of accounts that is_known() rejects (their tokens were removed), since no one can reach them. A cache
- * in a transaction ends with the transaction. */
+/* Ends the caches of each account for which is_known() returns false. The token of such an account was removed, so no
+ * client can reach its caches. A cache that a transaction uses ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache in a
- * transaction ends with the transaction. */
+/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache that a
+ * transaction uses ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns how many bytes the caches take on the device where they take least. Every device therefore has at least this
- * many bytes less for the tensors of requests. */
+/* Returns the bytes of the smallest cache pool of any device; a pool that is not allocated yet counts as 0. On every
+ * device, at least this many bytes are therefore not available for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
@@ -150,21 +150,21 @@ struct cache_step {
     int device;               /* number of the device that has all caches of the transaction */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    /* bytes of the granule (unit of the pool's memory): the distance from one page number to the next */
+    /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule of the pool */
     size_t granule;
     bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
-    int64_t most;            /* number of pages of the cache that has most of them */
+    int64_t most;            /* number of pages of the transaction's largest cache */
     /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
     int32_t *lengths;
 
     bool begun;
-    /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
+    /* page numbers, of shape [rows, most]; this array and the arrays below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions of a row's cache that lie in pages which the cache of the previous row also has */
     int32_t *prefix_keys;
-    /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
-     * prefix_keys */
+    /* true: the device should use prefix_keys, because two neighbouring rows (caches) have so many pages in common that
+     * reading them once for both is faster */
     bool shares;
     /* quantisation scales of keys and of values, [rows, kv_heads] each, or NULL; until the transaction has begun, both
      * arrays are in `scales` */
@@ -202,8 +202,8 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 /* Tells whether the step (a transaction) must wait, without beginning it. The call is fast, because it may be made for
  * many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* Ends a step (a cache transaction) when the device is done. With `commit` its caches are longer, otherwise they are as
- * before. Does nothing if the step has not begun. */
+/* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
+ * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
 /* frees the memory of the step (a request's transaction on caches), which must have ended */
 void caches_drop_step(struct cache_step *step);

@@ -39,8 +39,8 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* an answer 400 without a problem document (an error as JSON) is about invalid framing, never about an invalid
-     * body, so the loop skips INVALID_REQUEST */
+    /* Both INVALID_FRAMING and INVALID_REQUEST have status 400. A 400 without a problem document (an error as JSON) is
+     * always about invalid framing, so the loop skips INVALID_REQUEST. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -158,8 +158,8 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* requests with an answer were counted when the answer was queued, so here only a request without an answer is
-     * counted */
+    /* a request with an answer was counted when its answer was queued, so only a request without an answer is counted
+     * here */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -264,9 +264,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if nothing happens on the connection and it delays the end of a drain (the server finishes requests before it
- * stops). An idle connection is closed only when no connection has had a request for a while. If it were closed
- * earlier, a load balancer might be sending a request just then, and would not know whether it may repeat the
+/* True if nothing happens on the connection, so that only its being open delays the end of a drain (the server finishes
+ * requests before it stops). An idle connection is closed only when no connection has had a request for a while.
+ * Otherwise a load balancer might be sending a request at that moment, and would not know whether it may repeat the
  * request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
@@ -284,8 +284,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. If the server has not read all bytes of the client yet,
- * the client is not too slow, unless the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long for the present phase. While unread bytes of the client wait in the server, the
+ * client counts as too slow only if the time limit of the whole body or answer has passed. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -345,7 +345,7 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
     /* the server drops the body of a client that has shown no token, so it may cut the connection */
     case CONNECTION_BODY:
-    /* a client that has shown no token gets only a refusal or a public page, so its connection may be cut */
+    /* a client without a token receives only a refusal or a public page, so its connection may be cut */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
@@ -366,8 +366,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* The list is full. Its entry 0 would be closed last, so this entry is dropped, unless the new connection would
-         * be closed even later. */
+        /* The list is full. Entry 0 is the connection that would be closed last, so it is dropped, unless the new
+         * connection would be closed even later. */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
@@ -393,7 +393,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* the bytes that arrived and were not read yet may be the client's next request, so the connection stays open */
+    /* unread bytes may be the client's next request, so the connection stays open */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -21,7 +21,7 @@
 #include "server/http/lingering_close.h"
 #include "server/work/server.h"
 
-/* One entry for each phase: its id, and its label in logs.
+/* The phases of a connection. One entry for each phase: its id, and its label in logs.
  *
  *   ADDED     accepted, and the web server has not begun to serve it
  *   OPENED    connected, and no request line has arrived
@@ -57,8 +57,8 @@ struct connection {
     _Atomic int64_t since_ms;
     /* bytes of the body or the answer that were received or sent since the present phase began */
     _Atomic uint64_t progress_bytes;
-    /* Content type of an answer that would refuse a request on this connection now, a constant; NULL: no request line
-     * has arrived. */
+    /* Content type that an error answer would have if it were sent on this connection now (a string constant). NULL: no
+     * request line has arrived. */
     _Atomic(const char *) error_media;
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
@@ -73,12 +73,12 @@ struct connection {
     struct request *request;
     /* True: the request was refused, and its client may still be sending it. Only the HTTP thread uses this member. */
     bool sending;
-    /* If this connection was cut to make room for another one: a counter of such connections, which includes it until
-     * it is removed. NULL: the connection was not cut for this reason. */
+    /* A counter of connections that were cut to make room for others. It includes this connection until this connection
+     * is removed. NULL: this connection was not cut for that reason. */
     _Atomic int *leaving;
 
-    /* What the last sweep over all connections saw: the connection's state, since when it has not changed, and whether
-     * the socket was checked since then. */
+    /* What the last sweep over all connections saw: the connection's state, the time since which the state has not
+     * changed, and whether the socket was checked since that time. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -91,8 +91,8 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* Longest time in phase BODY or SEND. The limit grows by 1 ms for each KiB that was received or sent, so a
-         * transfer at 1 MiB/s or more never takes too long. */
+        /* Longest time in phase BODY or SEND. It grows by 1 ms for each KiB that was received or sent, so a transfer at
+         * 1 MiB/s or more never reaches it. */
         transfer_ms;
 };
 
@@ -159,9 +159,9 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 struct connection_drain_limits {
     /* a connection in phase OPENED or IDLE is cut if no connection has sent anything for this time */
     int64_t silent_ms;
-    /* in phases HEAD, BODY and SEND: the longest time in which the connection may move no byte */
+    /* in phases HEAD, BODY and SEND: the longest time for which a connection may transfer no byte */
     int64_t stalled_ms;
-    int64_t quiet_since_ms; /* time at which a client last sent something, on any connection */
+    int64_t quiet_since_ms; /* the last time at which any client sent something, on any connection */
 };
 
 /* Cuts connections that are too slow. If `drain_limits` is not NULL, the server drains (finishes its requests before it
@@ -169,9 +169,9 @@ struct connection_drain_limits {
  * answered 408 first. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
-/* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,
- * and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false), only idle
- * connections may be cut. If they need one, the order is:
+/* Cuts one of the connections that `tally` counts, to make room for a new one. A connection counts as idle between two
+ * requests, and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false),
+ * only idle connections may be cut. If they need one, the order is:
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
  *   answer, for CONNECTION_STRANGER_MS

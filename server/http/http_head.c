@@ -54,8 +54,8 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Header i may come in several lines, whose values form a list. Appends the value of one more line to the list of the
- * values so far. */
+/* Appends the value of one more line of header i to the values of its earlier lines. The header may come in several
+ * lines, whose values form a list. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)

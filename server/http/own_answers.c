@@ -28,8 +28,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
- * answer 505 is sent unchanged. */
+/* The table refusals[] has the statuses with which libmicrohttpd itself refuses requests, and the errors that attnd
+ * sends instead. libmicrohttpd's answer 505 is sent unchanged. */
 enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
 static const struct {
     int status;

@@ -8,8 +8,8 @@
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
  * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
- * starts on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory
- * copies each piece at once. */
+ * starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so a device with its own memory
+ * copies each of these two ranges at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -29,8 +29,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output tensor of the item (one problem of the body) with this number, or NULL if it needs no memory. If
- * the item's forward is saved (`save`), more outputs need memory than the answer contains. */
+/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if the tensor needs no
+ * memory. If the item's forward is saved (`save`), outputs that the answer does not contain need memory too. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -61,8 +61,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An earlier problem of the same body has taken this context (saved forward), which can be used only once, so this
-     * problem fails. */
+    /* An earlier problem of the same body has taken this context (saved forward). A context can be used only once, so
+     * this problem fails. */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -237,7 +237,7 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Sums the scratch memory that a device reserves for all problems that will run. */
+/* Determines the scratch memory that a device needs for all problems of the job that will run. */
 static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
     const int all = job->call->count;
@@ -252,10 +252,10 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory that a job needs for its kernels and for its exact outputs (truths, in float64),
- * without the outputs themselves. In a check the truth is an output. `workspace`: bytes of scratch memory that the
- * kernels need; computing the truth reuses it. Items (problems) are verified one after the other, so only the largest
- * truth counts. */
+/* Returns the bytes of device memory that a job needs for scratch memory and for its truths (exact outputs in float64).
+ * `workspace` is the scratch memory in bytes that the kernels need, which is reused for computing the truths. Items
+ * (problems) are verified one after the other, so only the largest truth counts. In a check no truth counts here,
+ * because the truth then lies in the memory of the outputs. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -296,7 +296,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* Adds the cost of a problem to the job's cost. *most: seconds of the costliest problem so far. */
+/* Adds the cost of a problem to the job's cost. *most is the time in seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -308,8 +308,8 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds to the job's cost the time that a device takes to compute the exact outputs (truth, in float64) of an item
- * (problem). */
+/* Adds to the job's cost the time that a device needs to compute the exact outputs (in float64) of an item (problem).
+ * If the device need not compute them, adds nothing. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -318,10 +318,10 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides whether a device computes the exact results (truth, in float64) of a check, and adds the check's cost to the
- * job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes them. For the judge
- * on the CPU, the cost is at most PREPARE_JUDGE_S, because a judge with little time computes exact results of some rows
- * only. */
+/* Decides whether a device computes the exact results (in float64) for a check of a client's results, and adds the
+ * check's cost to the job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes
+ * them. The judge (the code on the CPU that compares the results) costs at most PREPARE_JUDGE_S, because it checks only
+ * some rows if time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -332,7 +332,7 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds to the job's cost the time to count pairs of a query and a key in an item (a problem of the body); see
+/* Adds to the job's cost the time for counting the query-key pairs of an item (a problem of the body); see
  * attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
@@ -342,7 +342,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that it is not too much work to count pairs of a query and a key in this item (a problem of the body). */
+/* Checks that counting the query-key pairs of this item (a problem of the body) is not too much work. */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -365,8 +365,9 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns the tensors, as bits, that are in this process's own memory and that no other thread or process writes now.
- * Tensors in caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
+/* Returns, as bits, the tensors that are in this process's own memory and that no other thread or process writes now.
+ * Three kinds of tensors are not among them: those in caches, those in a GPU's memory, and those that a GPU copies from
+ * a client's pages. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
@@ -490,7 +491,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     at += found_bytes(job);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        /* bind_regions() cannot fail here, because it has succeeded above */
+        /* this second call of bind_regions() cannot fail, because the first call has succeeded */
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK)
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);

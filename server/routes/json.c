@@ -53,7 +53,8 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* json_put() does not know this escape: a mistake in this program */
+        } else if (*f == '%') abort(); /* json_put() does not support this conversion, so a caller in this program
+                                        * has a bug */
     }
     va_end(args);
 }

@@ -105,8 +105,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors that the parts of a merge have (or of their gradients), from part `first` on:
- * "parts.1.out,parts.1.lse,...". */
+/* Appends the names of the tensors of a merge's parts, from part number `first` on: "parts.1.out,parts.1.lse,...". If
+ * `gradients` is true, the names are those of the tensors' gradients. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -135,7 +135,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* every merge also requires out and lse of its first part, which are not in the table of tensors */
+    /* every merge also requires `out` and `lse` of its first part, which are not in the table of tensors */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
