@@ -35,7 +35,8 @@ struct flow {
 
     /* Only the main thread (queue.c) uses the members below. */
     /* Start-time fair queueing orders flows by their virtual time: used_ns + ahead_ns, plus the time that the flow's
-     * running batches have taken so far. */
+     * running batches have taken so far. ahead_ns grows when a flow joins the queue after a pause, so that the pause
+     * gives it no advantage. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
     /* Sum of the start times of all batches that `running` counts. The present time, multiplied by `running`, minus

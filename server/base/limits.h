@@ -41,7 +41,8 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* time for which a socket that no longer listens still completes TCP handshakes that have begun: one round trip */
+    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
+     * round trip */
     LISTEN_DOOR_MS = 100,
     /* the same time as LISTEN_DOOR_MS, for a socket that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
@@ -55,8 +56,8 @@ enum {
     /* Longest idle time of a connection between two requests. It is more than the 60 s for which load balancers keep a
      * connection. */
     FRONTEND_IDLE_MS = 75000,
-    /* While the server drains (before it stops), idle connections are closed once no connection has had a request for
-     * this long. Until then a load balancer may still send its next requests over open connections. */
+    /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
+     * had a request for this long. Until then a load balancer may still send requests over open connections. */
     FRONTEND_SILENT_MS = 500,
     /* while the server drains (before it stops), a request that makes no progress for this long is cut off */
     FRONTEND_STALLED_MS = 2000,
@@ -68,8 +69,8 @@ enum {
     CONNECTION_BYTES_PER_MS = 1024,
 
     /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
-     * another. A connection may first send the body of a refused request for this long, and then fetch the answer for
-     * this long. */
+     * another. Such a connection may be closed if it has been sending the body of a refused request for this long, or
+     * has been fetching an answer for this long. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
      * only after it has been idle for this long. A busy client sends its next request sooner. */
@@ -77,8 +78,8 @@ enum {
     /* after a search for connections that may be closed has found none, the server waits this long before it searches
      * again */
     CONNECTION_LOOK_MS = 10,
-    /* largest number of connections that were closed to make room for others and that libmicrohttpd has not released
-     * yet */
+    /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
+     * released yet */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
@@ -192,19 +193,19 @@ enum {
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
      * the second examination or earlier */
     LOOP_SWEEP_MS = 40,
-    /* when most connections have closed, free memory is returned to the system, if at least this many connections were
-     * open before */
+    /* when most connections have been closed, free memory is returned to the system, but only if at least this many
+     * connections were open before */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
-    /* A body whose text, without tensor data, has more bytes than this is checked on another thread. Checking a text
-     * of this size takes 2 ms. */
+    /* If the text of a body, without tensor data, has more bytes than this, another thread checks the body. Checking a
+     * text of this size takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a body with more bytes than this is checked on another thread, because checking this many bytes of mask rows
-     * takes 2 ms */
+    /* if a body has more bytes than this, another thread checks it, because checking this many bytes of mask rows takes
+     * 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* if a body has more bytes than this, its lse (log-sum-exp of each row) is checked on another thread
+        /* if a body has more bytes than this, another thread checks its lse, the log-sum-exp of each row
          * (attn_check_lse()) */
     512 << 10,
     /* A body with inputs in shared memory may need a larger block of staging memory. If its present block has at most
@@ -218,8 +219,8 @@ enum {
      * libuv would run further pieces in order of arrival. attnd therefore queues them itself, and lets clients take
      * turns. */
     PIECES_AT_ONCE = 4,
-    /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
-     * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
+    /* The judge (the code that compares a client's results with exact results) stops early enough that the answer is in
+     * time. It stops this many milliseconds, plus a tenth of the remaining time, before the request's deadline. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* a thread that computes the length of an answer's text looks at the clock after this
                             * many numbers */
@@ -314,8 +315,8 @@ enum {
  * this bound are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound a small body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or
- * more, the bound is enough for some ten rows. */
+ * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. With a head size of 16 or more, the
+ * bound is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -342,7 +343,7 @@ enum {
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a device that no longer answers, whose results nobody needs */
+    /* interval between two polls of a device that counts as lost, because nobody needs its results any more */
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
@@ -457,8 +458,8 @@ enum {
         /* smallest size in bytes of a tensor that a device copies from shared memory by itself; GPU drivers copy
          * smaller ones with the CPU */
     256 << 10,
-    /* pause before and after a shared file's time stamp is read for the first time; the system's time stamps are exact
-     * to a fifth of this pause */
+    /* pause before and after a shared file's time stamp is read for the first time; the error of the system's time
+     * stamps is at most a fifth of this pause */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to let a driver hold its
      * pages) */

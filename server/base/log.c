@@ -1,9 +1,9 @@
 /* log.c: one line per event.
  *
- * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be on a full
- * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
- * its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread swaps the
- * buffers and passes the full one to write(2), the only call here that can block.
+ * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be a file on
+ * a full disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the
+ * line on its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread
+ * swaps the buffers and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
@@ -15,9 +15,10 @@
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
  * 2. A line is in the buffers whole or not at all. A line has exactly one newline, its last byte.
- * 3. Every lost line is counted. Once standard error takes lines again, a line `lost lines=<n>` reports them.
+ * 3. Every lost line is counted. Once standard error accepts lines again, a line `lost lines=<n>` reports how many were
+ * lost.
  * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
- * second, the rest is only counted. INFO lines are not limited, as each request has one by design. */
+ * second, and further lines are only counted. INFO lines are not limited, because each request writes one by design. */
 #include "server/base/log.h"
 
 #include <assert.h>
@@ -39,8 +40,8 @@ enum {
     /* longest log line: JSON needs at most six bytes for each byte of the pairs and names */
     LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256,
     EVENT_BYTES = 32,
-    /* longest text that counts as a number; a longer one is an id (a span id has 16 digits), which a double cannot
-     * hold */
+    /* longest text that is logged as a number; a longer text is an id (a span id has 16 digits), whose value a double
+     * cannot hold */
     NUMBER_BYTES = 15,
 };
 
@@ -69,11 +70,11 @@ static struct {
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that the log has reported so far, by lines of the event `lost`; `dropped` counts all lost
-     * lines */
+    /* number of lost lines that the log has already reported, in lines of the event `lost`; `dropped` counts all lost
+     * lines, reported or not */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
+    bool repeats_left_out; /* true: lines of some event were left out, and the log has not reported them yet */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Threads read the variables min_level, as_json and dropped without the mutex. */
@@ -132,7 +133,8 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        /* a number such as 1e300, with three digits in its exponent, is no measurement, so it is written as a string */
+        /* a number with three digits in its exponent, such as 1e300, is no plausible measurement, so it is written as a
+         * string */
         if (s == exponent || s - exponent > 2) return false;
     }
     return s == end;
@@ -144,7 +146,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* the character behind a backslash is taken as it is, even if it is a backslash */
+        /* the character behind a backslash is copied unchanged, even if it is another backslash */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -346,8 +348,8 @@ static bool admit(enum log_level level, const char *event)
     return false;
 }
 
-/* Logs how many lines were left out: for events of past seconds, or for all events (`all`). Call this with the mutex
- * held. */
+/* Logs how many lines of each event were left out: for events whose second is over, or for all events if `all` is true.
+ * Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -415,7 +417,7 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* In a forked child: starts with an empty log, because the child has no writer thread. The parent's writer writes the
+/* Empties the log in a forked child, because the child has no writer thread. The parent's writer thread writes the
  * lines that are queued. */
 static void after_fork_child(void)
 {

@@ -31,7 +31,8 @@ struct mailbox {
 /* Opens the mailbox, whose messages `handler` will get on the thread of `loop`. Returns 0, or an error code of libuv
  * (UV_...). */
 int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context);
-/* Closes the mailbox. Call this from the main thread; the uv handle closes in the next turn of the event loop. */
+/* Closes the mailbox. Call this on the main thread. The libuv handle is closed in the next iteration of the event
+ * loop. */
 void mailbox_close(struct mailbox *box);
 void mailbox_post(struct mailbox *box, struct message *message);
 

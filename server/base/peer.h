@@ -21,9 +21,8 @@ bool peer_is_trusted(const char *const *networks, int count, const char *address
 
 /* Finds the client behind trusted proxies: the last address in X-Forwarded-For that is in no trusted network. `lines`
  * are the header's lines in order of arrival. Each proxy appends the address of its own client, so entries in front of
- * an untrusted address may be forged. Entries are therefore read from the last one on. The search ends early at an
- * entry that is no address, or when all entries are trusted: the result is the address that was read last. Returns
- * `text`, which may be `peer`. */
+ * an untrusted address may be forged. Entries are therefore read from the last to the first. If an entry is no address,
+ * or if all entries are trusted, the result is the address that was read last. Returns `text`, which may be `peer`. */
 const char *peer_forwarded(const char *const *networks, int count, const char *peer, const char *const *lines,
                            int line_count, char text[PEER_BYTES]);
 

@@ -100,8 +100,8 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Requests huge pages inside a large block. A kernel without transparent huge pages refuses, and small pages will
- * do. */
+/* Asks the kernel for huge pages inside a large block. A kernel without transparent huge pages refuses, and the block
+ * then has small pages. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -305,7 +305,8 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* Does the work of staging_lease() and staging_lease_ahead(). `ahead`: the bytes of the block have not arrived yet. */
+/* Does the work of staging_lease() and staging_lease_ahead(). If `ahead` is true, the bytes of the block have not
+ * arrived yet. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {

@@ -45,7 +45,7 @@ struct staging_block {
 };
 
 /* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
- * blocks. If grow() is NULL, a block grows by copying it to a larger one. */
+ * blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);

@@ -128,8 +128,8 @@ void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, so that caches_expire_all() knows the earliest such time. Call this when the last
- * transaction on the cache has ended. */
+/* Records when the cache expires, so that caches_expire_all() knows when the next cache expires. Call this when the
+ * last transaction on the cache has ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

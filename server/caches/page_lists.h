@@ -1,4 +1,5 @@
-/* page_lists.h: the pages of a cache, in the order of its positions, and how many of them it shares with other caches.
+/* page_lists.h: the list of a cache's pages, in the order of the cache's positions, and the number of pages that the
+ * cache shares with other caches.
  *
  *   list:   | block of 1024 page numbers | block of 1024 | block of 300 |
  *   fork:   |  the same block            | own block of 700 |
@@ -7,9 +8,9 @@
  * change from then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a
  * fork therefore touch a thousand blocks at most, and not a million pages.
  *
- * A page has a reference for each block that has its number (pages.h). A block has a reference for each list that has
- * the block. A page is shared if its block is shared or another block has it, too. The numbers of references are
- * updated at each change.
+ * A page has a reference for each block that contains its number (pages.h). A block has a reference for each list that
+ * contains the block. A page is shared if its block is shared, or if more than one block contains its number. The
+ * counts are updated at each change.
  *
  * The functions are not thread-safe: call them with the lock of table.c held. */
 #ifndef PAGE_LISTS_H
@@ -17,8 +18,8 @@
 
 #include "server/caches/pages.h"
 
-/* How many page numbers a block has. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has
- * numbers. */
+/* Number of page numbers in a full block. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so it has
+ * 1024 blocks. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
@@ -64,13 +65,13 @@ void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
- * but the last) are full of positions, so neither list will ever replace them. False: out of memory; nothing has
+ * but the last) have no free positions, so neither list will ever replace them. False: out of memory; nothing has
  * changed. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
 /* Allocates the memory that a later page_list_cut() to `count` pages needs. False: out of memory. Between the two
- * calls, pages may be added, and forks may be made that share fewer than `count` full pages. */
+ * calls, pages may be added to the list. Forks may be made too, but only with fewer than `count` full shared pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
 /* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
  * Returns the number of pages that became free. */

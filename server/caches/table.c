@@ -457,8 +457,8 @@ static int roomiest(const struct caches *caches, bool open)
 }
 
 /* Makes sure that a new cache can be put in a pool: allocates the memory of the pool with the most free room. If the
- * pool's device has no memory for it, another pool whose memory is allocated already will do. The function may release
- * the lock for a time. */
+ * pool's device has no memory for the pool, another pool whose memory is allocated already is enough. The function may
+ * release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -673,7 +673,8 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches. While the fork is made, `users` keeps the old cache from being removed. */
+        /* admit() removes expired caches. Increasing `users` keeps the old cache from being removed while the fork is
+         * made. */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -260,8 +260,8 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a fragmented pool: its free memory is as large as the pages, but some page fits into no free
- * range. */
+/* Makes the error for a fragmented pool: its free memory would suffice for all the pages, but no free range is long
+ * enough for one of them. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;

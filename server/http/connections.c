@@ -69,8 +69,8 @@ static uint64_t inode_of(int fd)
     return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
 }
 
-/* Makes room in the table for descriptors up to `fd`. The system gives out the lowest free numbers, so the table is
- * about as long as the number of connections. Call this with the lock held. */
+/* Makes room in the table for descriptor numbers up to `fd`. The system gives out the lowest free number, so the table
+ * has about as many entries as there are connections. Call this with the lock held. */
 static bool reserve(struct connections *connections, int fd)
 {
     int capacity = connections->capacity > 0 ? connections->capacity : 256;
@@ -139,7 +139,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* An older connection still has this descriptor number. The system gives a number out again only when its socket is
+    /* The table has an older connection with this descriptor number. The system reuses a number only when its socket is
      * closed, so the older socket was closed without a report. */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
@@ -165,8 +165,8 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* false, which means that the connection has been cut already, is ignored here: the HTTP thread will notice it
-     * later */
+    /* the result false (the connection was cut already) is ignored here, because the HTTP thread will notice it later
+     * */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -249,9 +249,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection, in a phase in which no answer can follow. epoll may not
- * report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no event of
- * its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+/* True if the client has closed its side of the connection while the server has no complete request to answer. epoll
+ * may not report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no
+ * event of its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -264,10 +264,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if nothing happens on the connection, so that only its being open delays the end of a drain (the server finishes
- * requests before it stops). An idle connection is closed only when no connection has had a request for a while.
- * Otherwise a load balancer might be sending a request at that moment, and would not know whether it may repeat the
- * request. */
+/* True if the connection makes no progress and delays the end of a drain (the server finishes requests before it
+ * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
+ * might be sending a request at that moment, and would not know whether it may repeat the request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -284,8 +283,9 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. While unread bytes of the client wait in the server, the
- * client counts as too slow only if the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long for the present phase. If bytes of the client have arrived and the server has
+ * not read them, the server is late and not the client. In that case only the time limit of the whole body or answer
+ * counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -330,8 +330,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* Which connections are closed to make room for new ones, in this order; MUST_STAY: never. A stranger is a connection
- * that has shown no token although the server has tokens. */
+/* Kinds of connections, in the order in which they are closed to make room for new ones. MUST_STAY: never closed. A
+ * stranger is a connection that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)

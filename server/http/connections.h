@@ -120,7 +120,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* if the last search found no connection that may be closed: the time of that search; otherwise 0 */
+    /* the time of the last search, if it found no connection that may be closed; otherwise 0 */
     int64_t looked_ms;
 };
 
@@ -151,7 +151,8 @@ void connections_count_request(struct connections *connections, int more);
 bool connection_enter(struct connection *connection, enum connection_phase phase);
 void connection_progress(struct connection *connection, uint64_t bytes);
 
-/* True if a connection in this phase is too slow. The result depends on the arguments only, for tests. */
+/* True if a connection in this phase is too slow. The result depends only on the arguments, so that tests can choose
+ * the times. */
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 

@@ -71,11 +71,11 @@ void http_head_begin(struct http_head *head, const char *version);
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
-/* Records a fault that the caller found. If an earlier fault is recorded, that one is kept instead. */
+/* Records a fault that the caller found, unless an earlier fault is recorded already. */
 void http_head_fault(struct http_head *head, const char *fault);
 /* True if this request method consists only of characters that a method may have (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);
-/* True for a sound target (the text between the method and the version): one without spaces and control characters. */
+/* True if the request target (the text between the method and the version) has no spaces and no control characters. */
 bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they

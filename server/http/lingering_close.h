@@ -38,7 +38,7 @@ struct lingering {
      * bytes have arrived on one of the sockets. -1: there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
-    /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for
+    /* a socket is kept open only under a descriptor number below this one, because larger numbers are reserved for
      * connections */
     int end_fd;
     int64_t drop_bytes, drop_ms;

@@ -28,15 +28,15 @@ bool check_takes_long(const struct request *request);
 /* Reads inputs in shared memory, decodes the body, checks it and prepares the job. Afterwards request->job is set,
  * unless the check failed early. */
 void check_body(struct request *request, struct check_result *result);
-/* Does a piece of the work of check_body(), until the time until_ns. True: all of the work is done. Before the first
- * call, *result must be all zeros. */
+/* Does a part of the work of check_body(), and stops at the time until_ns. Returns true when all of the work is done.
+ * Before the first call, *result must be all zeros. */
 bool check_piece(struct request *request, struct check_result *result, int64_t until_ns);
 /* Copies to the request what the check found: the deadline and, if the check failed, the error. Only the request's
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the request's deadline. The server's time limit runs from the last byte of the body, and the client's time
- * limit from the arrival of the request line. The earlier end of the two counts. `call` may be NULL while the time
+/* Returns the request's deadline. The server's time limit starts at the last byte of the body. The client's time limit
+ * starts when the request line arrives. The deadline is the earlier end of the two. `call` may be NULL while the time
  * limit in the body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 

@@ -53,8 +53,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* json_put() does not support this conversion, so a caller in this program
-                                        * has a bug */
+        } else if (*f == '%') abort(); /* an unknown conversion, which is a bug of the caller */
     }
     va_end(args);
 }

@@ -78,9 +78,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on`: the statuses whose answers always have
- * the header. 0: answers usually have it, except those that are written directly to a socket, such as a 408 in the
- * middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` has the statuses whose answers always
+ * have the header. If `on` is 0, answers have the header unless they are written directly to a socket, such as a 408 in
+ * the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
