@@ -41,8 +41,8 @@ struct config {
     /* longest expected time in seconds of a request that has a device for itself; a request that would take longer is
      * refused */
     int max_seconds;
-    /* A batch may take the longest time that is expected for its size, and this many milliseconds more. After that, its
-     * device counts as lost. */
+    /* A batch may take this many milliseconds longer than the longest time that is expected for its size. After that,
+     * its device counts as lost. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */

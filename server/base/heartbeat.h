@@ -2,8 +2,8 @@
  * busy for some milliseconds at a time. A thread that is busy for seconds is stuck, and /readyz reports it.
  *
  * No thread watches the others, because a watching thread could hang too. Instead, a probe or /metrics looks at all
- * threads when it is requested. A thread takes an entry of the table with its first piece of work and keeps it until
- * the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
+ * threads when it is requested. A thread gets an entry of the table when it begins its first piece of work, and keeps
+ * the entry until the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 

@@ -72,11 +72,12 @@ enum {
      * another. Such a connection may be closed if it has been sending the body of a refused request for this long, or
      * has been fetching an answer for this long. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
-     * only after it has been idle for this long. A busy client sends its next request sooner. */
+    /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
+     * this long. On a server without tokens this holds for every connection. A busy client sends its next request
+     * sooner. */
     CONNECTION_BETWEEN_MS = 100,
-    /* after a search for connections that may be closed has found none, the server waits this long before it searches
-     * again */
+    /* if a search for connections that may be closed finds none, the next search begins no earlier than this time
+     * later */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
      * released yet */
@@ -212,8 +213,8 @@ enum {
      * this many bytes, the body is copied to another block. The pool prefers blocks that were in use before, because
      * their pages are mapped already. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
-     * progress between two pieces */
+    /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
+     * duration, so that other requests make progress between two pieces */
     FINISH_PIECE_NS = 10000000,
     /* Largest number of pieces of work in libuv's thread pool at a time: as many as the pool has threads by default.
      * libuv would run further pieces in order of arrival. attnd therefore queues them itself, and lets clients take
@@ -224,7 +225,7 @@ enum {
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* a thread that computes the length of an answer's text looks at the clock after this
                             * many numbers */
-    /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
+    /* If an answer has at most this many numbers as text, the HTTP thread itself computes the length of that text. This
      * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
@@ -258,8 +259,8 @@ enum {
      * because each fork has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these
-     * positions once for both */
+    /* if two neighbouring caches of a decode share at least this many positions (as forks may do), the device reads
+     * these positions once for both caches */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
@@ -267,7 +268,8 @@ enum {
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
     CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
-    /* largest number of entries in the page table of one cache transaction; writing this many takes a millisecond */
+    /* largest number of entries in the page table of one cache transaction; writing this many entries takes a
+     * millisecond */
     CACHES_STEP_PAGES = 1 << 20,
     CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
@@ -466,7 +468,8 @@ enum {
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
-/* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
+/* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
+ * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
 /* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
  * cannot move pinned pages. */
@@ -478,13 +481,14 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes of lines that wait while standard error takes none; further lines are lost and counted */
+    /* largest number of bytes of lines that wait while standard error accepts no bytes; further lines are lost and
+     * counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
     LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a log line */
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
-     * stream of lines from filling a disk. */
+     * flood of log lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
     /* number of counters that limit repeated log lines; if there are more kinds of events than this, some of them share
      * a counter */
@@ -536,7 +540,7 @@ enum {
     /* longest pause, in seconds, between two starts of the server; the pause doubles with each failure, up to this
      * length */
     SUPERVISE_MAX_PAUSE_S = 30,
-    /* if a server has not ended by itself in time, the supervisor kills it after this further time */
+    /* if a server does not end within its time limit, the supervisor kills it this long after the limit */
     SUPERVISE_KILL_MS = 1000,
 
     /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */

@@ -59,7 +59,7 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* both condition variables use CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished; /* both condition variables measure time with CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
     /* true: an earlier log_close() gave up waiting for the writer thread, which is still in write(), so new lines are
@@ -107,7 +107,7 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* puts a backslash in front of a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\'); /* writes a backslash before a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
@@ -140,13 +140,13 @@ static bool is_number(const char *s, size_t count)
     return s == end;
 }
 
-/* Appends a quoted value (LOG_Q) as the inside of a JSON string. `s` begins behind the opening quote. \" and \\ become
+/* Appends a quoted value (LOG_Q) as the inside of a JSON string. `s` begins after the opening quote. \" and \\ become
  * one character; \xNN stays as four characters. Returns the text that follows the value. */
 static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* the character behind a backslash is copied unchanged, even if it is another backslash */
+        /* the character after a backslash is copied unchanged, even if it is another backslash */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -241,7 +241,7 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
 }
 
 /* Formats a whole line with its newline and returns its length. If the line has no room for all key=value pairs, the
- * rest is left out. */
+ * last of them are left out. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {

@@ -8,8 +8,8 @@
  * because that core's cache may still hold the block.
  *
  * Blocks of HUGE_LEAST bytes and more are aligned to huge pages, and only huge pages that lie wholly in a block are
- * used. Otherwise the kernel would fill a whole huge page at its first byte, including a part behind the block that is
- * not counted.
+ * used. Otherwise the first access to a huge page would make the kernel provide the whole page, including a part after
+ * the end of the block that is not counted.
  *
  *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
  * oldest ... all warm blocks by age; the oldest are unmapped first, when the pool is full and in staging_trim()

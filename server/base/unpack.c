@@ -90,7 +90,7 @@ static bool is_gzip(const uint8_t magic[MAGIC_BYTES])
     return magic[0] == 0x1f && magic[1] == 0x8b;
 }
 
-/* True for the header of a zlib stream (RFC 1950, 2.2): method 8, and a correct check value of both bytes. */
+/* True for the header of a zlib stream (RFC 1950, 2.2): method 8, and a correct checksum of the first two bytes. */
 static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
 {
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;

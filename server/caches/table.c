@@ -115,9 +115,9 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the memory of the pool (for the pages of caches on one device), or waits for a thread that is doing so. The
- * lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were made last and failed,
- * the device's memory would be lost. */
+/* Allocates the memory of the pool (for the pages of caches on one device). If another thread is allocating it, waits
+ * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were
+ * made last and failed, the device's memory would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
@@ -590,8 +590,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* Takes the lock for each cache anew, because counting the shared pages of one cache may go through a thousand
-     * blocks. */
+    /* Takes and releases the lock for each cache, because counting the shared pages of one cache may go through a
+     * thousand blocks. */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());

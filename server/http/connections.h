@@ -96,8 +96,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* A search for connections that may be closed lists at most this many. A search takes 0.1 ms. New connections come in
- * bursts, so one list serves for many of them. */
+/* A search for connections that may be closed lists at most this many connections. A search takes 0.1 ms. New
+ * connections come in bursts, so one list serves for many new connections. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -137,8 +137,8 @@ struct connection *connections_take(struct connections *connections, int fd);
 /* Returns the connection of this socket, or NULL if there is none. Call this on the HTTP thread that serves the
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
-/* Removes and frees a connection that the web server has ended or never took. The connection's descriptor must still
- * be open. If the web server lacks memory, it closes a socket without a report. The next sweep then removes the
+/* Removes and frees a connection that the web server has ended or never accepted. The connection's descriptor must
+ * still be open. If the web server lacks memory, it closes a socket without a report. The next sweep then removes the
  * socket's connection. If a new socket gets the same descriptor number earlier, connections_add() removes it. */
 void connections_remove(struct connections *connections, struct connection *connection);
 

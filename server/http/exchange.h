@@ -20,7 +20,7 @@ struct route_body;
 enum exchange_step {
     STEP_HEAD,   /* the headers have arrived, but are not checked yet */
     STEP_DECODE, /* the bytes of the body go to the parser */
-    /* the bytes of the body are dropped, because the request was refused or the route takes no body */
+    /* the bytes of the body are dropped, because the request was refused or the route has no body */
     STEP_DISCARD,
     STEP_WAIT,   /* the connection is suspended; libmicrohttpd's next call means that the answer is ready */
     STEP_ANSWER, /* the answer has been queued */

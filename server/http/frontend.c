@@ -19,8 +19,8 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Closes each retired listener (one that takes no new clients) as soon as no client can be in the middle of a handshake
- * with it. */
+/* Closes each retired listener (one that accepts no new clients) as soon as no client can be in the middle of a
+ * handshake with this listener. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;

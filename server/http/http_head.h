@@ -62,7 +62,7 @@ struct http_head {
     char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
     char list[HTTP_HEAD_LIST_BYTES];  /* values of headers with the rule LIST that came in several lines, joined */
-    char room[HTTP_CONNECTION_BYTES]; /* copies of those values that have white space behind them in the request */
+    char room[HTTP_CONNECTION_BYTES]; /* copies of the values that are followed by white space in the request */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
@@ -81,8 +81,8 @@ bool http_head_is_target(const char *target);
 /* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they
  * are: a resolved '/' would separate two segments of the path, and a NUL would end the text. */
 size_t http_head_unescape(char *text);
-/* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins behind the host. Any other
- * target is a path as a whole. */
+/* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins after the host. For any other
+ * target, the whole target is the path. */
 const char *http_head_path(const char *target);
 /* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);

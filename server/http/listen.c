@@ -1,11 +1,11 @@
 /* listen.c: listens on sockets and accepts connections.
  *
  * Invariants
- * 1. A client whose connection cannot be taken gets a reason where that is possible: an answer 503 with Retry-After is
+ * 1. If a connection cannot be accepted, its client is told so where possible: an answer 503 with Retry-After is
  * written to its socket. At the limit on connections, a connection that is idle or never showed a token is closed to
  * make room (connections_make_room()).
- * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
- * the backlog would keep waking the main thread for connections that it cannot accept.
+ * 2. When file descriptors run out, a spare descriptor is closed for a moment, so that one client can be accepted and
+ * refused. Otherwise the backlog would keep waking the main thread for connections that it cannot accept.
  * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
  *    and accepts again.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
@@ -348,9 +348,9 @@ void listener_stop(struct listener *listener)
     loop_unwatch(listener->watch);
     listener->watch = NULL;
     /* The listener is closed soon after a drain begins (the server finishes its requests before it stops). If the
-     * listener stayed open, the kernel would take clients during the drain, and reset them at the end. A load balancer
-     * whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the
-     * socket. */
+     * listener stayed open, the kernel would accept clients during the drain, and reset their connections at the end. A
+     * load balancer whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor
+     * of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

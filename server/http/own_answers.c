@@ -172,7 +172,8 @@ void own_answers_end(struct connection *connection)
 
 /* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
-/* Sends the refusal, but tells libmicrohttpd that the client has left, so that libmicrohttpd closes the connection. */
+/* Sends the refusal, but reports to libmicrohttpd that the client has left, so that libmicrohttpd closes the
+ * connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);

@@ -1,5 +1,5 @@
 /* tokens.h: the bearer tokens that may use this server (--token-file). The file has one token per line; blank lines and
- * lines that start with # are skipped. Text behind " #" names the token in /metrics and in the log; without this text
+ * lines that start with # are skipped. Text after " #" names the token in /metrics and in the log; without this text
  * the name is the line's number, such as "line 3". Each token has an account of its own (caller.h). SIGHUP makes the
  * server read the file again; a token that stays in the file keeps its account and its name. All functions are
  * thread-safe. */

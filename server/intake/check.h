@@ -1,9 +1,10 @@
 /* check.h: checks a complete request body, and makes from it a job that can run, or refuses it.
  *
- * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. A
- * small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's threads, for
- * the main thread (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared
- * memory are therefore handled in pieces, which alternate with the pieces of other requests. */
+ * The time that a check takes depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a
+ * gigabyte. A small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's
+ * threads on behalf of the main thread (state CHECKING). Reading shared memory is slow too: 15 ms for 67 MB. Large
+ * bodies and shared memory are therefore handled in pieces of work, which alternate with the pieces of other requests.
+ * */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -21,7 +22,7 @@ struct check_result {
 };
 
 /* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
- * before the other functions of this header. False: the request has failed. */
+ * before the other functions of this header. Returns false if this fails, and then fails the request. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

@@ -86,8 +86,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lets a later backward take a context (saved forward) again, because the problem that had taken the context was
- * refused. */
+/* Makes a context (saved forward) available again for a later backward, because the problem that had taken the context
+ * was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -108,7 +108,7 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 }
 
 /* Refuses `save` for a forward whose backward no kernel could compute. Only the tensors in decide[] are examined,
- * because reading the values of masks a second time would take long. */
+ * because reading the values of masks a second time would be slow. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -405,9 +405,9 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
- * exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h) computes these results
- * later. */
+/* Takes `*bytes` of memory for the outputs: either after the inputs in their block, or in a second block. If there is
+ * no memory for the exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h)
+ * computes these results later. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */

@@ -93,7 +93,7 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
 }
 
 /* Returns how many bytes the exact values (float64) of one result take, rounded up so that the values of the next
- * result can follow. 0: these values are not wanted. */
+ * result can follow. Returns 0 if these values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;

@@ -26,7 +26,7 @@ void json_comma(struct json *j); /* appends a comma, unless the object or array 
 
 void json_name(struct json *j, const char *name); /* appends a string as the next element of an array */
 
-/* Returns the text with a NUL behind it, which the caller frees. Returns NULL if an earlier call has failed. */
+/* Returns the text, followed by a NUL, which the caller frees. Returns NULL if an earlier call has failed. */
 char *json_take(struct json *j, size_t *length);
 
 #endif

@@ -3,7 +3,7 @@
  *
  * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
  * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton
- * openapi.json. A mark such as "@paths@" in the skeleton tells put_document() where the text from a table goes:
+ * openapi.json. A mark such as "@paths@" in the skeleton shows put_document() where to insert the text from a table:
  *
  *   the rows of the routes (route.h)   -> the paths, and the answers and errors of each
  *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
@@ -436,9 +436,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text behind the
- * mark. If a string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a
- * member, the member's value 0 is dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text after the mark.
+ * If a string consists only of a mark, its quotes are replaced too. If this string is the name of a member, the
+ * member's value 0 is also dropped. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -452,7 +452,7 @@ static const char *take_mark(struct document *d, const char *at)
 }
 
 /* Writes the skeleton openapi.json without its blanks and with its marks replaced. A comma is written only if another
- * member or element follows. The strings of the skeleton must not contain escapes. */
+ * member or element follows. The strings of the skeleton must not contain backslash escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;
