@@ -596,8 +596,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text for the first flag in argv such as --help or --version. NULL: argv has no
- * such flag. Other arguments are not examined, so the flag works even if they are wrong. */
+/* Returns the function that prints the text for the first flag in argv such as --help or --version. Returns NULL if
+ * argv has no such flag. Other arguments are not examined, so the flag works even if they are wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -1,4 +1,5 @@
-/* config_suggestions.c: option names of other servers, and hints for values that were written in another form. */
+/* config_suggestions.c: option names of other servers, and hints for values that were written in the form of another
+ * program. */
 #include "server/base/config_suggestions.h"
 
 #include <ctype.h>

@@ -1,8 +1,9 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
- * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the file that keeps it (HTTP: mhd.c).
- * Constants that do not limit clients or devices, such as sizes of tables, are in the files that use them. */
+ * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it
+ * (HTTP: mhd.c). Constants that do not limit clients or devices, such as sizes of tables, are in the files that use
+ * them. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -44,7 +45,7 @@ enum {
     /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
      * round trip */
     LISTEN_DOOR_MS = 100,
-    /* the same time as LISTEN_DOOR_MS, for a socket that only clients on this machine can reach */
+    /* has the purpose of LISTEN_DOOR_MS, but for a socket that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -52,7 +53,8 @@ enum {
     /* Retry-After in seconds of a refused connection; it is short, because other connections end all the time */
     REFUSAL_RETRY_AFTER_S = 1,
 
-    FRONTEND_HEAD_MS = 10000, /* time for a request's head to arrive (or --body-timeout-ms, if that is less) */
+    FRONTEND_HEAD_MS = 10000, /* the head of a request must arrive within this time (or within --body-timeout-ms, if
+                               * that is less) */
     /* Longest idle time of a connection between two requests. It is more than the 60 s for which load balancers keep a
      * connection. */
     FRONTEND_IDLE_MS = 75000,
@@ -64,8 +66,8 @@ enum {
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
     FRONTEND_SWEEP_CONNECTIONS = 2000,
-    /* The least rate, in bytes per millisecond, of a body or an answer that takes longer than --body-timeout-ms (see
-     * that option's help). */
+    /* The lowest allowed rate, in bytes per millisecond, of a body or an answer that takes longer than
+     * --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
     /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
@@ -90,7 +92,7 @@ enum {
     LINGER_MOST = 256,
     /* number of file descriptors that must stay free when sockets are kept in lingering close */
     LINGER_SPARE_FILES = 32,
-    /* largest number of sockets in lingering close (kept until the client has its answer) that the main thread reads
+    /* the main thread reads from at most this many sockets in lingering close (kept until the client has its answer)
      * before it does its other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
@@ -135,14 +137,15 @@ enum {
     /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
      * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
+    /* longest file of a certificate chain or a key: such files have a few KB, so a longer file was probably named by
+     * mistake */
     HTTP_PEM_BYTES = 1 << 20,
     /* A text of a request or an answer that has more bytes than this counts towards the limit of staging memory (memory
      * for tensors). A shorter text does not count. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
-    REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
-    /* longest wait of a TLS connection for memory; a thread that waits for HEARTBEAT_LIMIT_MS, which is longer, counts
-     * as stuck */
+    REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
+    /* longest wait of a TLS connection for memory; it must be shorter than HEARTBEAT_LIMIT_MS, after which a waiting
+     * thread would count as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
@@ -156,8 +159,8 @@ enum {
 /* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads them before more are
-     * unpacked */
+    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads these bytes before
+     * more bytes are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
     /* Bytes that an HTTP thread unpacks for one connection before it serves another connection: a millisecond of
      * work. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB, which takes 100 ms. */
@@ -192,7 +195,7 @@ enum {
     /* when a request has waited for this long, the main thread begins to watch whether its client leaves */
     LOOP_WATCH_AFTER_MS = 20,
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
-     * the second examination or earlier */
+     * the second examination at the latest */
     LOOP_SWEEP_MS = 40,
     /* when most connections have been closed, free memory is returned to the system, but only if at least this many
      * connections were open before */
@@ -263,8 +266,9 @@ enum {
      * these positions once for both caches */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
-    CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
-    CACHES_PAGE_SIZE_LEAST = 64, /* smallest page of a cache, in positions; CACHES_PAGE_SIZE is the only other size */
+    CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
+    CACHES_PAGE_SIZE_LEAST = 64, /* size of the smaller pages of a cache, in positions; CACHES_PAGE_SIZE is the only
+                                  * other page size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
     CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
@@ -309,8 +313,9 @@ enum {
 #define PREPARE_STRANGE   8
 
 /* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one
- * head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers together. */
+ * Dv) multiply-adds for each row that is verified, and the same number in addition for each head that has such a row.
+ * K and V of one head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers
+ * together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
@@ -347,7 +352,7 @@ enum {
     DEVICE_SPIN_NS = 1000000,
     /* interval between two polls of a device that counts as lost, because nobody needs its results any more */
     DEVICE_LOST_POLL_NS = 10000000,
-    /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
+    /* a workspace (scratch memory of kernels) with more bytes than this is freed after the batch that used it */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
     /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
      * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
@@ -399,7 +404,7 @@ enum {
  * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
- * many in 1.5 ms. */
+ * many bytes in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth
@@ -415,8 +420,8 @@ enum {
  * DEVICE_CACHE_MOST_CPU bytes. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* Roughly how many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from
- * sm_80 on. */
+/* About this many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from sm_80
+ * on. */
 #define DEVICE_GROUP_FLOPS 1e13
 /* The kernels that one flow (client) has queued on a GPU may take at most this estimated device time, in seconds. */
 #define DEVICE_FLOW_SECONDS 0.05
@@ -452,19 +457,19 @@ enum {
  * the server. */
 enum {
     REGIONS_MAX_COUNT = 1024,
-    /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */
+    /* a thread copies this many bytes of shared memory, in 0.1 to 0.4 ms, before it looks at the clock again */
     REGIONS_PIECE_BYTES = 1 << 20,
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        /* smallest size in bytes of a tensor that a device copies from shared memory by itself; GPU drivers copy
-         * smaller ones with the CPU */
+        /* smallest size in bytes of a tensor that a device itself copies from shared memory; GPU drivers copy smaller
+         * tensors with the CPU */
     256 << 10,
     /* pause before and after a shared file's time stamp is read for the first time; the error of the system's time
      * stamps is at most a fifth of this pause */
     REGIONS_QUIET_MS = 50,
-    /* time between a change of a shared memory object and the next attempt to pin it (to let a driver hold its
-     * pages) */
+    /* time between a change of a shared memory object and the next attempt to pin it (to make the driver lock its pages
+     * in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
@@ -498,9 +503,9 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* time for which log_close() waits for a stuck writer */
 };
 
-/* Limits for connections that speak another protocol (http/first_bytes.c), and for the headers that proxies add. */
+/* Limits for connections that speak a wrong protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    /* only connections whose descriptor is below this number are examined for another protocol */
+    /* only connections whose descriptor number is below this number are examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
@@ -515,7 +520,7 @@ enum {
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */
     THREADS_STACK_BYTES = 8 << 20,
-    /* longest wait until joined threads have disappeared from the system; a millisecond is usual */
+    /* longest wait until joined threads have disappeared from the system; usually this takes a millisecond */
     THREADS_END_MS = 1000,
 
     /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
@@ -529,9 +534,9 @@ enum {
     /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
     MAIN_THREAD_BYTES = 8 << 20,
 
-    /* after the last answers: time for joining threads, and for releasing devices and memory */
+    /* time, after the last answers, for joining threads and for releasing devices and memory */
     SIGNALS_GRACE_MS = 5000,
-    /* when the server stops: time for the devices' threads to end work that nobody waits for */
+    /* when the server stops, the devices' threads have this time to end work that nobody waits for */
     MAIN_STOP_WAIT_MS = 1000,
 
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */

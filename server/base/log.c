@@ -91,7 +91,7 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Appends `count` bytes as the inside of a JSON string. text_put_json() does not serve here: log lines may not have
+/* Appends `count` bytes as the inside of a JSON string. text_put_json() cannot be used here: log lines may not have
  * control characters, not even escaped ones, and invalid UTF-8 must be marked. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
@@ -188,8 +188,8 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the part up to the second only once per
- * second. */
+/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the date and the time without milliseconds
+ * only once per second. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
@@ -456,7 +456,8 @@ void log_open(const char *format, const char *level)
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* without a writer thread, each line is written directly by the thread that logs it */
+                   0; /* if no writer thread could be started, each line is written directly by the thread that logs
+                       * it */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -527,7 +528,7 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
 }
 
 /* True for a character that ends a line in some programs (U+2028, U+2029) or changes the direction of the text after it
- * (U+202A to U+202E, U+2066 to U+2069). All of them have three bytes. */
+ * (U+202A to U+202E, U+2066 to U+2069). All these characters have three bytes in UTF-8. */
 static bool turns_lines(const unsigned char *s)
 {
     return s[0] == 0xE2 &&

@@ -11,7 +11,7 @@
  * Invariants
  * 1. A slot changes only once, from NULL to a complete series (release store, under the mutex). A reader that sees the
  * pointer (acquire) therefore sees the labels.
- * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, the last of them "other". Labels are cut.
+ * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, and the last one is "other". Long labels are cut.
  * 3. A histogram's count on the page is the sum of its buckets, so a scrape never sees a count below its buckets. */
 #include "server/base/metrics.h"
 

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <sys/socket.h>
 
-enum { PEER_BYTES = 48 }; /* bytes of an address with its NUL: INET6_ADDRSTRLEN, which is 46, or more */
+enum { PEER_BYTES = 48 }; /* bytes of an address as text with its NUL: at least INET6_ADDRSTRLEN, which is 46 */
 
 /* Writes the address of a socket's other end, or "-" if the socket has none. Returns `text`. */
 const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES]);

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-/* Returns when the epoll instance has events, or at the time until_ns of clock_ns(). */
+/* Returns when the epoll instance has events, or when clock_ns() has reached until_ns. */
 void polling_sleep_until(int epoll_fd, int64_t until_ns);
 
 #endif

@@ -1,4 +1,4 @@
-/* threads.c: starts threads for a test and names the limit that forbids them; see threads.h.
+/* threads.c: starts threads as a test, and if that fails, names the limit that forbids them; see threads.h.
  *
  * The test threads have stacks as large as those of libuv's threads (8 MiB from version 1.46 on, before that the value
  * of `ulimit -s`). No other thread of the server has a larger stack. */

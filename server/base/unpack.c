@@ -45,7 +45,8 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* skips empty elements of the list, which are allowed (RFC 9110, 5.6.1) */
+    static const char between[] = " \t,"; /* skipping these also skips empty elements, which are allowed (RFC 9110,
+                                           * 5.6.1) */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);

@@ -41,7 +41,7 @@ void unpack_free(struct unpacker *unpacker); /* frees an unpacker; does nothing 
  * the end of the stream), TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);
-/* Checks that the stream is complete. Error: INVALID, if it is not. An empty body is no error here; the caller must
+/* Checks that the stream is complete. Returns INVALID if it is not. An empty body is no error here; the caller must
  * test for it. */
 attn_status unpack_finish(struct unpacker *unpacker, attn_error *err);
 

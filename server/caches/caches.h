@@ -45,7 +45,8 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* true: values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
+    /* true: values are the first head_dim_v numbers of the keys, and are not stored separately (Multi-head Latent
+     * Attention) */
     bool latent;
     int64_t page_size; /* number of positions in a page */
 };
@@ -61,11 +62,12 @@ struct cache_info {
     const char *device;
 };
 
-/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. NULL: out of memory. */
+/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. Returns NULL when out of memory.
+ * */
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
-/* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
+/* The source of a pool's memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
  * when the first cache is made on the device, and sets *memory to a 64-byte aligned address. The device owns this
  * memory. */
 struct caches_source {
@@ -89,18 +91,19 @@ int64_t caches_held_bytes(struct caches *caches);
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
 
 /* Makes a cache. The scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
- * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA (the account has used up its share), FULL (no
- * pool, or too many caches). */
+ * UNSUPPORTED (sizes that the server does not support), TOO_LARGE (a page is larger than the pool), QUOTA (the account
+ * has used up its share), FULL (no pool, or too many caches). */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the account's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
- * the account. */
+/* Lists at most `room` caches of the account, the oldest first. *count becomes the number of all caches of the
+ * account. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
-/* Makes a cache (a fork) that shares the first `length` positions of another cache (-1: all positions). */
+/* Makes a cache (a fork) that shares the first `length` positions of another cache. If `length` is -1, the fork shares
+ * all positions. */
 attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
                         struct cache_info *info, attn_error *err);
 attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
@@ -152,7 +155,8 @@ struct cache_step {
     size_t pool_bytes, page_bytes;
     /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule of the pool */
     size_t granule;
-    bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
+    bool k_scaled, v_scaled; /* true: the caches have quantisation scales, for keys (k_scaled) or for values
+                              * (v_scaled) */
     int64_t most;            /* number of pages of the transaction's largest cache */
     /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
     int32_t *lengths;
@@ -161,13 +165,13 @@ struct cache_step {
     /* page numbers, of shape [rows, most]; this array and the arrays below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of a row's cache that lie in pages which the cache of the previous row also has */
+    /* [rows]: how many positions of a row's cache lie in pages that the cache of the previous row also has */
     int32_t *prefix_keys;
     /* true: the device should use prefix_keys, because two neighbouring rows (caches) have so many pages in common that
      * reading them once for both is faster */
     bool shares;
-    /* quantisation scales of keys and of values, [rows, kv_heads] each, or NULL; until the transaction has begun, both
-     * arrays are in `scales` */
+    /* quantisation scales of the keys and of the values, each an array [rows, kv_heads] or NULL; until the transaction
+     * has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
@@ -187,9 +191,9 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (number of pages of the cache that has the most pages) and returns the bytes that the tables of the
- * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what a
- * transaction may use. */
+/* Sets step->most (number of pages of the cache that has the most pages). Sets *bytes to the memory that the tables of
+ * the transaction `step` need now (64-byte aligned). TOO_LARGE: the caches have grown since caches_look(), and are now
+ * too large for a transaction. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must

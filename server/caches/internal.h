@@ -1,5 +1,4 @@
-/* internal.h: types and functions for both files of this folder that handle caches, table.c and transactions.c. The
- * public header is caches.h. */
+/* internal.h: the types and functions that table.c and transactions.c share. The public header is caches.h. */
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 

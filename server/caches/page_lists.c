@@ -203,8 +203,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares with other lists by the list's own block, which has the first `count` pages of
- * the shared one. */
+/* Replaces a block that the list shares with other lists by a block that only this list has. The new block has the
+ * first `count` pages of the shared block. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

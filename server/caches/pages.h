@@ -21,7 +21,7 @@
 
 struct pages;
 
-/* Makes a pool of `bytes` bytes, rounded down to whole granules. NULL: out of memory. */
+/* Makes a pool of `bytes` bytes, rounded down to whole granules. Returns NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
 void pages_free(struct pages *pages); /* frees the pool's tables; does nothing if `pages` is NULL */
 

@@ -1,17 +1,17 @@
 /* table.c: the table of caches. transactions.c has their transactions. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
- *    pages.
+ * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length divided by the page
+ *    size, rounded up.
  * 2. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
  *    appends, and no other step uses the cache. Data that a step reads do not change before the step ends, so reading
- *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
- *    ends.
- * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
+ *    them needs no lock. A truncation is recorded in `truncate_to` and a deletion in `dead`; each is carried out when
+ *    the last step ends.
+ * 3. A step that has begun has reserved all memory that its end needs, so the end cannot fail.
  * 4. A page is charged to its account once, from its allocation until its last reference is dropped. Caches that share
  *    pages belong to one account.
- * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
- *    is set.
+ * 5. A pool's memory is allocated without the lock, because the driver may need a long time. While a thread allocates
+ *    the memory, `opening` is set.
  * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
  *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
  *    caches are searched for expired ones (`expires_ms`). */
@@ -434,9 +434,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room; -1: there is none. With `open`, only pools whose memory is
- * allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise many
- * new caches, which are all empty, would be put in one pool. */
+/* Returns the number of the pool with the most free room; -1: there is none. If `open` is true, only pools whose memory
+ * is allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise
+ * many new caches, which are all empty, would be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;

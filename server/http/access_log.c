@@ -48,7 +48,7 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* If a path has more successive hexadecimal digits than this number, they may be a secret id. */
+    /* More successive hexadecimal digits in a path than this may be a secret id. */
     SECRET_DIGITS = 16,
     /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
      * digits of a cache's id stay secret. */
@@ -152,9 +152,9 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts a client that closed its connection before it had the answer, with three exceptions. If the request
-         * was waiting then, the main thread has counted the client. If the headers were incomplete, there was no
-         * request. If libmicrohttpd answered 400, the request was refused. */
+        /* Counts a client that closed its connection before it had the answer. Three cases are not counted here. If the
+         * request was waiting at that time, the main thread has counted the client. If the headers were incomplete,
+         * there was no request. If libmicrohttpd answered 400, the request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }

@@ -167,7 +167,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
     /* The result is not tested: an answer whose bytes exceed the limit of staging memory (memory for tensors) is sent
-     * nevertheless. The answer exists already, and is not longer than the staging memory that was just released. */
+     * anyway. The answer exists already, and is not longer than the staging memory that was just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }

@@ -35,8 +35,7 @@ enum {
     /* bytes of staging memory (memory for tensors) that a body takes at first, if no memory was leased before its bytes
      * arrived */
     FIRST_STEP = 64 << 10,
-    /* The number of tensors that the first estimate of a body's memory assumes. A body with more tensors gets more
-     * memory. */
+    /* The first estimate of a body's memory assumes this many tensors. A body with more tensors gets more memory. */
     EXPECTED_TENSORS = 16,
 };
 

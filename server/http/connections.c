@@ -11,7 +11,7 @@
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If libmicrohttpd has no memory for a connection, it
  * closes the socket without a report. The connection then stays in the table in phase ADDED, although its descriptor
- * number belongs to no socket or to another one. */
+ * number belongs to no socket or to a different socket. */
 #include "server/http/connections.h"
 
 #include <assert.h>

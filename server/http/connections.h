@@ -7,7 +7,7 @@
  * The sweep also finds clients that closed their connection in the middle of a request. When recv() returns less than
  * it has room for, libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN
  * (the end of its bytes) arrived together with its last bytes, no further event comes, so libmicrohttpd does not notice
- * it. */
+ * that the client has left. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -66,8 +66,8 @@ struct connection {
         /* Two counters of connections, one of this connection's HTTP thread and one of its web server. Both include the
          * connection from connections_add() to connections_remove(). A pointer may be NULL. */
         *tallies[2];
-    /* On a server without tokens: a reference to the flow (account) to which this connection's requests charge device
-     * time. NULL: no request on this connection has computed yet. */
+    /* On a server without tokens, a reference to the flow (account) to which the device time of this connection's
+     * requests is charged. NULL: no request on this connection has computed yet. */
     struct flow *flow;
     /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
@@ -106,13 +106,13 @@ struct connections {
     struct connection **by_fd; /* [capacity] connections, indexed by the descriptor of their socket */
     int capacity;
     struct connection_totals totals;
-    /* While the server drains (finishes requests before it stops): time when a request last began; 0: none has begun
-     * since the drain began. */
+    /* The last time at which a request began while the server drains (finishes requests before it stops). 0: no request
+     * has begun since the drain began. */
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed
-     * first. Each connection is checked again before it is closed. */
+    /* Connections counted by `old_tally` that connections_make_room() may close. The last connection in the list is
+     * closed first. Each connection is checked again before it is closed. */
     struct {
         int fd;
         int rank;
@@ -127,9 +127,9 @@ struct connections {
 void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
-/* Adds an accepted socket to the table before the web server gets it. Call this on the thread that accepts. Until the
- * socket is removed, it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory: the caller
- * must close the socket. */
+/* Adds an accepted socket to the table before the web server gets it. Call this on the thread that accepts connections.
+ * Until the socket is removed, it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory:
+ * the caller must close the socket. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* Call this when the web server starts to serve a socket. Returns the socket's connection. */
@@ -142,8 +142,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * socket's connection. If a new socket gets the same descriptor number earlier, connections_add() removes it. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts the memory of one more request (more = 1) when it begins, or of one less (more = -1) when it ends. Call this
- * on the web server's thread. */
+/* Counts the memory of a request: when it begins (`more` is 1), the memory is added, and when it ends (`more` is -1),
+ * the memory is subtracted. Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been

@@ -15,7 +15,7 @@ struct http_server;
 struct route_body;
 
 /* The step of a request that its HTTP thread has reached. The thread must remember the step, because libmicrohttpd
- * calls one function for every event. Its call after a suspended connection is resumed has the same arguments as its
+ * calls one function for every event. The call after a suspended connection is resumed has the same arguments as the
  * call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,   /* the headers have arrived, but are not checked yet */

@@ -29,8 +29,9 @@ enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
  * arrive. */
 void first_bytes_expect(int fd, bool tls);
 
-/* Call this when the web server has refused a request for its version of HTTP. If this thread received the request on a
- * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
+/* Call this when the web server has refused a request because of the request's HTTP version. If this thread received
+ * the request on a TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are
+ * encrypted.) */
 void first_bytes_tell_in_tls(void);
 
 /* A counter of one kind of event, which limits the log lines about these events to one a minute. */

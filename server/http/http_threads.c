@@ -19,8 +19,8 @@ enum {
     UNEVEN_LOOKS = 3,
     /* after the load was uneven across cores, HTTP threads may run on any core for this many milliseconds */
     FREE_MS = 2000,
-    /* a connection gets a thread of the core where its packets arrive if that thread has at most this many more
-     * connections than the least busy thread */
+    /* when the least busy thread of a core has this many more connections than the least busy thread of all cores, new
+     * connections of the core go to other cores */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -113,8 +113,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Pins a thread to its core (it may run nowhere else) or unpins it. If the system refuses, or another program has moved
- * the thread, nothing changes. */
+/* Pins a thread to its core, so that it runs nowhere else, or unpins it. If the system refuses, or another program has
+ * moved the thread, nothing changes. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);

@@ -33,7 +33,7 @@ struct http_thread {
     struct MHD_Daemon *daemon;
     int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
     _Atomic int connections;        /* number of open connections assigned to this thread */
-    _Alignas(64) _Atomic pid_t tid; /* the system's number of this thread; 0: the thread has not run yet */
+    _Alignas(64) _Atomic pid_t tid; /* the system's id of this thread; 0: the thread has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
     bool pinned;                    /* true: the thread may run on its core only */
@@ -42,7 +42,8 @@ struct http_thread {
 struct http_threads {
     int count;
     struct http_thread *list;
-    int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
+    int cores; /* number of cores that have threads (the same number of threads each); 0: threads do not belong to
+                * cores */
     int *cpu;  /* [cores]: the system's number of each core that has threads */
     cpu_set_t all;
     /* true: a new connection goes to the least busy thread of all cores, until the threads of the connection's own core

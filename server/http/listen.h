@@ -20,7 +20,7 @@ struct listener {
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
-    struct loop_watch *watch; /* the main thread's watch of the socket; NULL: no connections are accepted */
+    struct loop_watch *watch; /* lets the main thread know when clients connect; NULL: no connections are accepted */
     /* true: another process (the supervisor) opened the socket, and has a descriptor of it too */
     bool adopted;
     /* time at which listener_retire() was called for this listener; 0: it was not called */

@@ -208,7 +208,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
             /* Some bytes of the body are left for the next call, so the connection is suspended and resumed at once.
-             * Without the suspension it would hang (quirk 5 of mhd_quirks.h). */
+             * Without the suspension, the connection would hang (quirk 5 of mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);

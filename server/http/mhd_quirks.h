@@ -24,8 +24,8 @@
  *  8. When the records of a query's arguments do not fit into the connection's memory, the library begins an answer,
  *     forgets it and waits. attnd refuses a target with more than HTTP_ARGUMENTS_MAX arguments before the library does
  *     that. (0.9.75; mhd.c, begin_request())
- *  9. The library compares the value of Expect together with the white space behind it. For a request without a body
- *     it sends 100, and then does not read the bytes behind this request. (0.9.75; mhd_quirks_expectation())
+ *  9. The library compares the value of Expect together with the white space after it. For a request without a body
+ *     it sends 100, and then does not read the bytes after this request. (0.9.75; mhd_quirks_expectation())
  * 10. While the library receives a body, the room for each recv() shrinks to an eighth of the memory that is left,
  *     unless the memory of a connection grows in large steps. From 1.0.0 on, large steps would keep the memory from
  *     growing. (0.9.75; mhd_quirks_options())

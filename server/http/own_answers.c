@@ -109,9 +109,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* If the bytes begin an answer that libmicrohttpd made, writes into `refusal` the answer that is sent in its place, and
- * returns its length. Returns 0 if the bytes are sent unchanged, because attnd made the answer or its status is in no
- * row of refusals[]. */
+/* If the bytes are the beginning of an answer that libmicrohttpd made, writes the answer that replaces it to `refusal`,
+ * and returns the length of the new answer. Returns 0 if the bytes are to be sent unchanged: attnd made the answer, or
+ * its status is in no row of refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);

@@ -23,7 +23,8 @@ void tokens_close(struct tokens *tokens); /* frees the tokens; does nothing if `
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
 /* Finds the account of the token in the value of an Authorization header, which may be NULL. Returns a reference that
- * the caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
+ * the caller owns, or NULL if no token matches. The search takes the same time for known and unknown tokens of the same
+ * length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
 /* True if this account belongs to one of the tokens. */

@@ -59,9 +59,9 @@ bool check_shared(struct request *request)
 }
 
 /* Inputs in shared memory are copied to the request's block of staging memory (memory for tensors). If that block is
- * small and too short, leases a longer one with room for all inputs, and a third more for outputs. The pool prefers
- * blocks that were used before, because their pages are mapped already. If no block can be leased now, the request's
- * block grows later. */
+ * small and too short, this function leases a longer block. The longer block has room for all inputs, and a third more
+ * for outputs. The pool prefers blocks that were used before, because their pages are mapped already. If no block can
+ * be leased now, the request's block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;

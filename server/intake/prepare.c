@@ -5,7 +5,7 @@
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
- *   spare:   | out | lse | ... when they do not fit behind the inputs
+ *   spare:   | out | lse | ... when they do not fit after the inputs
  *
  * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
  * starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so a device with its own memory
@@ -75,7 +75,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    /* the saved tensors were checked when they arrived, so the error is in the tensors of this backward */
+    /* the saved tensors were checked when the forward arrived, so the error is in the tensors that came with this
+     * backward */
     if (status != ATTN_OK) {
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
@@ -96,7 +97,7 @@ static void give_context_back(struct job *job, int index)
     job->saved[index] = NULL;
 }
 
-/* Adds the outputs that a context (saved forward) needs, out and lse, if they are not requested. */
+/* Adds the outputs that a context (saved forward) needs, `out` and `lse`, if the request does not ask for them. */
 static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 {
     static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
@@ -145,9 +146,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem
- * whose shapes are known. Refuses `save` and checks for tensors in a GPU's memory, because the client may change
- * them after the request, and the CPU cannot read them. */
+/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem whose
+ * shapes are known. If tensors are in a GPU's memory, refuses the member `save`, because the client may change these
+ * tensors after the request. Also refuses a check of results in that case, because the CPU cannot read the tensors. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -393,8 +394,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
 }
 
 /* Returns how many bytes of the outputs' memory are for numbers that a device computes in addition to the results.
- * Either these numbers check the lse that the client of a backward gives, or they are differences between a forward's
- * outputs and their exact values. No job has both. */
+ * These numbers either check the lse that a client sends with a backward, or are differences between a forward's
+ * outputs and their exact values. No job has both kinds. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;

@@ -1,7 +1,7 @@
 /* attention.c: the content types of tensors, and the schemas of problems and results.
  *
  * This file writes the schemas from the same tables by which the server reads bodies: proto_operations[] (what an
- * operation takes, needs and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
+ * operation accepts, requires and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
 #include "server/routes/attention.h"
 
 #include <string.h>
@@ -12,8 +12,9 @@
 
 /* ---- Tables of the bodies ---------------------------------------------------------------------------------------- */
 
-/* The content types that curl and fetch() send by default. A body with one of them is read as JSON. A browser lets a
- * page of another site send them without a preflight request, so head_rules.c checks the Origin. */
+/* The content types that curl and fetch() send by default. A body with one of these types is read as JSON. A browser
+ * lets a page of another site send bodies of these types without a preflight request, so head_rules.c checks the
+ * Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
 /* The formats of bodies with tensors, by content type. The answer has the body's content type, or one that Accept
@@ -189,7 +190,8 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* Writes the schema of a problem. `with_context`: the problem is a backward whose inputs a forward has saved. */
+/* Writes the schema of a problem. If `with_context` is true, the problem is a backward whose inputs a forward has
+ * saved. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];

@@ -10,7 +10,8 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text to which everything is appended. In a struct of zeros the first call initialises it. */
+/* Returns the text to which everything is appended. If the struct is all zeros, this function first initialises the
+ * text. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);

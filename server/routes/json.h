@@ -1,9 +1,9 @@
 /* json.h: writes JSON as text, for documents whose structure the program knows. (proto-json/ reads the JSON of
  * clients.) cJSON's tree does not suffice here, for two reasons. cJSON stores every number as a double, which cannot
- * hold 18446744073709551615. cJSON allocates memory in some hundred calls that may each fail. Here one check at the end
- * is enough.
+ * hold 18446744073709551615. With cJSON, a document takes some hundred memory allocations, each of which may fail. With
+ * this file, one check at the end is enough.
  *
- * A format is JSON with ' for ", so that C needs no backslashes:
+ * A format is JSON with ' in place of ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
  * The format itself therefore cannot contain an apostrophe. A string that %s inserts may contain anything, and is
  * escaped. */

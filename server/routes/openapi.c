@@ -60,10 +60,10 @@ struct document {
 
 /* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
-/* Sets of errors that routes have in common: those of every route, of routes with tensors, of routes that compute or
- * change something, and of routes that require a token. The row of a route adds the errors of this route only. The
- * document mentions no errors outside these sets. The error for an unknown path, for example, belongs to no
- * operation. */
+/* Sets of errors that several routes have in common. There is one set for all routes, one for routes with tensors, one
+ * for routes that compute or change something, and one for routes that require a token. The row of a route adds the
+ * errors of this route only. The document mentions no other errors. For example, the error for an unknown path belongs
+ * to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
@@ -100,7 +100,7 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the body for which this is an example, as the rows of the routes write it */
+    /* name of the schema of the example's body, as it is written in the rows of the routes */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {
@@ -305,7 +305,8 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path, one for each row with this path. Row `first` is the first of these rows. */
+/* Writes the operations of one path: one operation for each row with this path. `first` is the index of the first of
+ * these rows. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

@@ -1,14 +1,14 @@
 /* route.h: the columns of the table of routes, and how a path and a method find their row.
  *
- * routes/routes.c has the rows. mhd.c and answer.c serve requests by them, and openapi.c describes them, so a new
- * endpoint is a row, a handler and a test.
+ * routes/routes.c has the rows. mhd.c and answer.c use the rows to serve requests, and openapi.c describes them, so a
+ * new endpoint is a row, a handler and a test.
  *
  * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
- * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
- * end begins an empty segment, which no pattern has. If several patterns fit a path, the server takes the pattern that
- * has a fixed text where the patterns first differ. A path is found even if no row has the request's method, so that a
- * 405 answer can list the methods of the path. */
+ * is cut off. The escapes %2F and %00 are not resolved (http_head_unescape()), so every slash separates segments. A
+ * slash at the end begins an empty segment, which no pattern has. If several patterns fit a path, the server chooses
+ * the pattern that has a fixed text where the patterns first differ. A path is found even if no row has the request's
+ * method, so that a 405 answer can list the methods of the path. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -97,16 +97,16 @@ struct route {
      * OpenAPI document. */
     enum route_shm shm;
 
-    /* For a route whose bodies contain tensors: the formats of the body, and the operation. The body may have up to
-     * --max-body-bytes. If the path names a model, the model determines the operation. */
+    /* These members are for a route whose bodies contain tensors: the formats of the body, and the operation. The body
+     * may have up to --max-body-bytes. If the path names a model, the model determines the operation. */
     const struct route_body *bodies; /* formats of the body; NULL: the route has no tensors, and its body is dropped */
     bool optional_body;              /* only for a route without tensors; true: the body may be left out */
     /* Only for a route without tensors. If true, the body is kept for the handler (request->text), up to
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
-     * is no memory for the answer, the client gets 503. False: if there is no memory for the answer, the connection is
-     * closed without an answer. */
+    /* If true, the handler changes nothing, even if its method is not GET. If there is no memory for the answer, the
+     * client then gets 503 and may repeat the request. If this member is false, the connection is closed without an
+     * answer in that case. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
