@@ -2,7 +2,7 @@
  *
  *   config.c        reads options from the environment and the command line, and sizes from the machine
  *   config_help.c   prints the options: --help, OPTIONS.md, the man page, completion for bash
- * config_table.c the table that both files use, with a row for each option */
+ *   config_table.c  the table that both files use, with a row for each option */
 #ifndef CONFIG_INTERNAL_H
 #define CONFIG_INTERNAL_H
 

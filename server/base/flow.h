@@ -39,8 +39,8 @@ struct flow {
      * gives it no advantage. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
-    /* Sum of the start times of all batches that `running` counts. These batches have together run for the present time
-     * multiplied by `running`, minus this sum. */
+    /* Sum of the start times of all batches that `running` counts. Together these batches have run for `running` times
+     * the present time, minus this sum. */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
     struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */

@@ -70,16 +70,15 @@ enum {
      * --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
-     * another. Such a connection may be closed if it has been sending the body of a refused request for this long, or
-     * has been fetching an answer for this long. */
+    /* When all connections are in use, a server with tokens may close a connection that has shown no token, to make
+     * room for a new connection. Such a connection may be closed if it has been sending the body of a refused request
+     * for this long, or has been fetching an answer for this long. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
      * this long. On a server without tokens this holds for every connection. A busy client sends its next request
      * sooner. */
     CONNECTION_BETWEEN_MS = 100,
-    /* if a search for connections that may be closed finds none, the next search begins no earlier than this time
-     * later */
+    /* if a search for connections that may be closed finds none, the server waits this long before the next search */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
      * released yet */
@@ -99,8 +98,8 @@ enum {
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
     /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
-     * before it does its other work. All these pieces together have 4 MiB, and reading them takes about a millisecond.
-     * */
+     * before it does its other work. All these pieces together have 4 MiB, and reading them takes about a
+     * millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 

@@ -12,7 +12,7 @@
  * the end of the block that is not counted.
  *
  *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
- * oldest ... all warm blocks by age; the oldest are unmapped first, when the pool is full and in staging_trim()
+ *   oldest ...   all warm blocks by age; the oldest are unmapped first, when the pool is full and in staging_trim()
  *
  * Invariants
  * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Blocks

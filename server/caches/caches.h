@@ -15,7 +15,8 @@
  *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
  *                                    while another step uses one of the caches, unless neither step appends.
  *   (the device makes the moves and computes)
- * caches_end() main or HTTP With `commit` all the caches are longer. Without it they are as before.
+ *   caches_end()     main or HTTP    If `commit` is true, all the caches keep the new positions. Otherwise they are as
+ *                                    before.
  *
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
@@ -62,8 +63,8 @@ struct cache_info {
     const char *device;
 };
 
-/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. Returns NULL when out of memory.
- * */
+/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. Returns NULL if there
+ * is no memory. */
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 

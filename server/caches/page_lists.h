@@ -58,7 +58,7 @@ int64_t page_list_shared(const struct page_list *list);
 
 /* Allocates memory for `count` pages in all, so that page_list_put() needs none. Returns false when out of memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
-/* Appends a page that pages_take() returned to the list. Call page_list_reserve() first. */
+/* Appends to the list a page that pages_take() has returned. Call page_list_reserve() first. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
 /* Removes the last page of the list. The last block of page numbers must not be shared with other lists. Returns true
  * if the page is free now. The list's memory stays reserved. */

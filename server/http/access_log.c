@@ -48,7 +48,7 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* More successive hexadecimal digits in a path than this may be a secret id. */
+    /* a run of more hexadecimal digits than this in a path may be a secret id */
     SECRET_DIGITS = 16,
     /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
      * digits of a cache's id stay secret. */

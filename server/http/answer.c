@@ -1,10 +1,10 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
  * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
- * input tensors, which are no longer needed. No further memory is needed, and the answer's bytes are in the CPU's cache
- * when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can then
- * serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and never
- * exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
+ * input tensors, which are no longer needed. This needs no additional memory, and the answer's bytes are in the CPU's
+ * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
+ * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
+ * never exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
  * Content-Length.
  *
  * If there is no memory for an answer, the client gets status 503. The contexts (saved forwards) that the request used

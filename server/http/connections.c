@@ -165,8 +165,8 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* the result false (the connection was cut already) is ignored here, because the HTTP thread will notice it later
-     * */
+    /* the result false (the connection was cut already) is ignored here, because the HTTP thread will notice it
+     * later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }

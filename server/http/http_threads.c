@@ -192,7 +192,8 @@ void http_threads_expect(void)
     awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
-/* Polls until the time expected_ns. A client is about to receive its answer, and its next request may arrive soon. */
+/* Polls for events until the time expected_ns at the latest. A client is about to receive its answer, and its next
+ * request may arrive soon. */
 static int expect(int epfd, struct epoll_event *events, int most)
 {
     int count;

@@ -25,8 +25,8 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* the socket stays open until the end of the answer has been delivered */
-    /* the socket stays open, and bytes from the client are dropped, until the client closes its side or a limit is
-     * reached; the delivery of the answer does not end this */
+    /* even if the answer has been delivered, the socket stays open and bytes from the client are dropped, until the
+     * client closes its side or a limit is reached */
     LINGER_DROP,
     /* the socket, which was also shut down for reading (see reset_on_close()), stays open until the answer has been
      * delivered */

@@ -12,8 +12,8 @@
 
 static bool is_0_9(void)
 {
-    /* MHD_get_version() tells the version of the loaded library, which may differ from the version of the header file
-     * */
+    /* MHD_get_version() tells the version of the loaded library, which may differ from the version of the header
+     * file */
     return strcmp(MHD_get_version(), "1") < 0;
 }
 

@@ -3,8 +3,8 @@
  * The time that a check takes depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a
  * gigabyte. A small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's
  * threads on behalf of the main thread (state CHECKING). Reading shared memory is slow too: 15 ms for 67 MB. Large
- * bodies and shared memory are therefore handled in pieces of work, which alternate with the pieces of other requests.
- * */
+ * bodies and shared memory are therefore handled in pieces of work, which alternate with the pieces of other
+ * requests. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -136,8 +136,8 @@ struct route_match {
     struct slice parameters[REQUEST_PARAMETERS];
 };
 
-/* Looks among `count` rows (routes) for the one that serves this path and method on `port` (PORT_MAIN, PORT_METRICS).
- * */
+/* Looks among `count` rows (routes) for the one that serves this path and method on `port` (PORT_MAIN,
+ * PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
 /* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path
