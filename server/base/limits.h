@@ -382,8 +382,8 @@ enum {
     INLINE_HEADS = 128,
 };
 
-/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
- * and of the polling. */
+/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). This enum has the length of a sleep,
+ * the longest time of polling, and the load up to which threads poll. */
 enum {
     /* length of a sleep between two polls; the kernel's timer makes it twice as long, which is still too short for the
      * core to enter a deep sleep state */
@@ -406,8 +406,8 @@ enum {
  * many bytes in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
- * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth
- * of that on the smallest GPU of sm_80 and up. */
+ * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
+ * H200, and a thirtieth of this rate on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
 /* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
  * device counts as overdue. */

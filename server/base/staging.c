@@ -175,8 +175,8 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block (released, not unmapped) out of the list of its size class and out of the list by age. Call
- * this with the lock held. */
+/* Removes a warm block (released, not unmapped) from the list of its size class, and from the list of all warm blocks
+ * by age. Call this with the lock held. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];

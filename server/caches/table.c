@@ -156,8 +156,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns how much of a bound this account may use: its share of the sum of `bound` over all pools. INT64_MAX: there is
- * no limit. */
+/* `bound` returns a limit of one pool. Returns the account's share of the sum of these limits over all pools.
+ * INT64_MAX: the account has no limit of its own. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {

@@ -128,7 +128,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* the pointer stays valid until a cache is removed; find_row() tests whether one was removed */
+        /* the pointer stays valid until some cache is removed; find_row() tests whether a cache was removed */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -215,7 +215,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row (one cache) adds or replaces, and returns the number of its new pages. */
+/* Determines the first page that a row (one cache of the transaction) adds or replaces, and returns the number of the
+ * row's new pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];

@@ -186,7 +186,7 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        /* the length has more digits than a number can hold, so it counts as the largest number, which is over any
+        /* the length has more digits than fit in 64 bits, so it counts as the largest 64-bit number, which is over any
          * limit */
         else if (text_read_number(length, &value) == NULL) value = UINT64_MAX;
         if (f->fault[0]) return false;

@@ -12,7 +12,7 @@
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 
-/* Makes a closer estimate of the time of a job that may take long, from the values of its tensors
+/* Makes a more exact estimate of the time of a job that may take long. The estimate uses the values of the tensors
  * (attn_cost_closer()), which prepare_job() does not read. Does nothing for jobs that take little time. */
 void prepare_look_closer(struct job *job, const attn_device_info *largest);
 
