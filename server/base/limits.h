@@ -377,8 +377,8 @@ enum {
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
      * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
-    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; even a small head
-     * takes up to 2 us */
+    /* largest number of heads, summed over all sequences, of a problem that an HTTP thread computes itself; even a
+     * small head takes up to 2 us */
     INLINE_HEADS = 128,
 };
 
@@ -510,7 +510,7 @@ enum {
      * filling a disk. */
     FIRST_BYTES_LOG_MS = 60000,
     /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. Each proxy extends a line
-     * or adds one. */
+     * or adds a new line. */
     FORWARDED_LINES = 8,
 };
 
