@@ -2,9 +2,9 @@
  * tokens, all clients are one tenant.
  *
  * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
- * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
- * rest stays free for the other tokens. The account has a count for each bound, which says how much of it the tenant
- * uses. The source file that enforces a bound changes the count of this bound, under a lock of its own or atomically.
+ * contexts (saved forwards). If there are several tokens, each token may use --token-share percent of each bound, and
+ * the rest stays free for the other tokens. The account counts for each bound how much of the resource the tenant uses.
+ * The source file that enforces a bound changes the count of this bound, under a lock of its own or atomically.
  *
  * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H

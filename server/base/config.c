@@ -36,9 +36,9 @@
 #include "server/base/peer.h"
 
 enum {
-    /* HTTP threads per core, unless --http-threads is given. A thread reads its connections in turn, a piece from each.
-     * With fewer connections per thread, more of a body is still in the CPU's cache when its last byte arrives.
-     * Decoding needs no further threads: one thread decodes base64 at the rate of a 25 Gbit/s link. */
+    /* HTTP threads per core, unless --http-threads is given. A thread reads a piece from each of its connections in
+     * turn. With fewer connections per thread, more of a body is still in the CPU's cache when the body's last byte
+     * arrives. Decoding needs no further threads: one thread decodes base64 at the rate of a 25 Gbit/s link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
@@ -142,13 +142,13 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* Writes a hint for an address that lacks a part or has a part too many: "; write 127.0.0.1:9000". Writes "" if there
- * is no hint. */
+/* Writes a hint, such as "; write 127.0.0.1:9000", for an address that lacks a part or has one part too many. Writes ""
+ * if there is no hint. */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
         const char *begins; /* the refused value begins with this text, which the hint leaves out */
-        /* texts that the hint puts before and behind the rest of the refused value */
+        /* the hint consists of `before`, the rest of the refused value, and `behind` */
         const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
@@ -160,7 +160,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    /* an IPv6 address without square brackets is valid with them: the hint for ::1:8080 is [::1]:8080 */
+    /* an IPv6 address without square brackets would be valid with brackets: the hint for ::1:8080 is [::1]:8080 */
     bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
@@ -359,7 +359,7 @@ static void set_default(struct config *config, const struct config_option *o)
 }
 
 /* Takes the value of an option from the environment or from the command line. If the option is a list, the first value
- * from there replaces the earlier values: defaults come first, then the environment, then the command line. */
+ * from the environment replaces the defaults, and the first value from the command line replaces all earlier values. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];
@@ -397,7 +397,7 @@ static void put_option(const char *name, const char *value, bool variable, const
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_suggestion *const suggestion = config_suggestion(name);
-    /* An option that differs from `name` in more than half of its letters is no useful suggestion. */
+    /* An option that differs from `name` in more than half of the letters of `name` is not suggested. */
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 };
     for (size_t i = 0; i < config_option_count; i++)
         text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
@@ -453,7 +453,7 @@ static enum config_result read_environment(struct reading *r)
 {
     for (size_t i = 0; i < config_option_count; i++) {
         const char *value = getenv(config_options[i].env);
-        /* an empty variable counts as unset, because compose files write VAR= for unset ones */
+        /* an empty variable counts as unset, because Docker Compose files write VAR= for variables that are not set */
         if (value == NULL || *value == '\0') continue;
         const enum config_result result = give(r, i, config_options[i].env, value, false);
         if (result != CONFIG_RUN) return result;
@@ -493,7 +493,7 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* no option has this name, so a caller in this file has misspelt it */
+    abort(); /* no option has this name, so the code in this file that asks for it has misspelt it */
 }
 
 /* True if two listening addresses are equal. Port 0 means any free port, so an address with port 0 equals no other. */
@@ -504,7 +504,7 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible if the process may have `files` open files. `spare` of them are reserved
+/* Returns how many connections are possible if the process may have `files` open files, of which `spare` are reserved
  * for other uses. If `spare` is more than half of `files`, the connections get half of the files that the process and
  * its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
@@ -514,7 +514,7 @@ static int connections_for(const struct config *c, int64_t files, int64_t spare)
     return most < 0 ? 0 : (int)most;
 }
 
-/* Resolves defaults that depend on the machine, then checks the conditions between options. */
+/* Fills in the defaults that depend on the machine, then checks that the options fit together. */
 static enum config_result settle(struct reading *r)
 {
     struct config *c = r->config;
@@ -596,8 +596,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text for the first flag in argv such as --help or --version. NULL: argv has no
- * such flag. Other arguments are not examined, so the flag works even if they are wrong. */
+/* Returns the function that prints the text for the first flag in argv such as --help or --version. Returns NULL if
+ * argv has no such flag. Other arguments are not examined, so the flag works even if they are wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

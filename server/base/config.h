@@ -25,7 +25,8 @@ struct config {
     /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
     int cores;
     int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
-    int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
+    int64_t discard_bytes;  /* largest number of bytes of a refused request that the server reads and drops after its
+                             * answer */
     /* the limit of staging memory (memory for tensors of requests); unless --staging-bytes is given, half of
      * memory_bytes or less */
     int64_t staging_bytes;
@@ -41,8 +42,8 @@ struct config {
     /* longest expected time in seconds of a request that has a device for itself; a request that would take longer is
      * refused */
     int max_seconds;
-    /* A batch may take the longest time that is expected for its size, and this many milliseconds more. After that, its
-     * device counts as lost. */
+    /* A batch may take this many milliseconds longer than the longest time that is expected for its size. After that,
+     * its device counts as lost. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */
@@ -87,10 +88,10 @@ static inline int64_t config_connection_bytes(const struct config *config)
 
 enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
 
-/* Reads the options. Flags in argv override environment variables, and these override defaults. An empty environment
- * variable counts as unset. CONFIG_EXIT_OK: --help or --version was printed to stdout. CONFIG_BAD: one line on stderr
- * names the option, its value and what is allowed; the program should exit with 64. CONFIG_BAD_FILE: a file that an
- * option names cannot be read, and one line on stderr says so; the program should exit with 78. */
+/* Reads the options. Flags in argv override environment variables, and environment variables override defaults. An
+ * empty environment variable counts as unset. CONFIG_EXIT_OK: --help or --version was printed to stdout. CONFIG_BAD:
+ * one line on stderr names the option, its value and what is allowed; the program should exit with 64. CONFIG_BAD_FILE:
+ * a file that an option names cannot be read, and one line on stderr says so; the program should exit with 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
 /* Reads the options as config_load() does, but prints nothing. On CONFIG_BAD and CONFIG_BAD_FILE, `message` has the

@@ -93,7 +93,7 @@ void config_help_markdown(FILE *to)
 /* ---- The man page ------------------------------------------------------------------------------------------------ */
 
 /* Prints text for roff (the language of man pages). Hyphens are escaped, and no line begins with a character that roff
- * takes for a command. */
+ * would read as a command. */
 static void put_roff(FILE *to, const char *text)
 {
     for (bool first = true; *text; first = *text++ == '\n') {

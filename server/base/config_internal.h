@@ -2,7 +2,7 @@
  *
  *   config.c        reads options from the environment and the command line, and sizes from the machine
  *   config_help.c   prints the options: --help, OPTIONS.md, the man page, completion for bash
- *   config_table.c  the table that both use: a row for each option */
+ *   config_table.c  the table that both files use, with a row for each option */
 #ifndef CONFIG_INTERNAL_H
 #define CONFIG_INTERNAL_H
 
@@ -68,8 +68,8 @@ extern const size_t config_option_count; /* number of options in config_options[
 const char *config_size_text(int64_t bytes, char text[24]);
 
 enum { CONFIG_HINT_BYTES = 160 };
-/* Writes a hint for a value that is no valid size but clearly means one within the option's range: 1.5G gets "; write
- * 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
+/* Writes a hint for a value that is no valid size, but clearly means a size within the option's range: 1.5G gets ";
+ * write 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
 /* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Other

@@ -1,4 +1,5 @@
-/* config_suggestions.c: option names of other servers, and hints for values that were written in another form. */
+/* config_suggestions.c: option names of other servers, and hints for values that were written in the form of another
+ * program. */
 #include "server/base/config_suggestions.h"
 
 #include <ctype.h>
@@ -73,8 +74,8 @@ const char *config_size_hint(const char *value, int64_t min, int64_t max, char h
 {
     static const struct {
         const char *names; /* names of a unit of size, in lower case, separated by spaces */
-        /* bytes of the unit; if a value has a fraction, such as 1.5, the hint rounds it to a multiple of `step`
-         * bytes */
+        /* number of bytes of the unit; if a value has a fraction, such as 1.5, the hint rounds the value to a multiple
+         * of `step` bytes */
         int64_t unit, step;
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },

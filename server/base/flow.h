@@ -35,11 +35,12 @@ struct flow {
 
     /* Only the main thread (queue.c) uses the members below. */
     /* Start-time fair queueing orders flows by their virtual time: used_ns + ahead_ns, plus the time that the flow's
-     * running batches have taken so far. */
+     * running batches have taken so far. ahead_ns grows when a flow joins the queue after a pause, so that the pause
+     * gives it no advantage. */
     int64_t ahead_ns;
     int running; /* number of batches that run on devices and whose first job belongs to this flow (client) */
-    /* Sum of the start times of all batches that `running` counts. The present time, multiplied by `running`, minus
-     * this sum is the time that they have run so far. */
+    /* Sum of the start times of all batches that `running` counts. Together these batches have run for `running` times
+     * the present time, minus this sum. */
     int64_t running_since_ns;
     int waiting; /* number of this client's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
     struct job *first, *last; /* this client's waiting jobs, linked by their member in_flow */

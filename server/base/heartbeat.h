@@ -2,8 +2,8 @@
  * busy for some milliseconds at a time. A thread that is busy for seconds is stuck, and /readyz reports it.
  *
  * No thread watches the others, because a watching thread could hang too. Instead, a probe or /metrics looks at all
- * threads when it is requested. A thread takes an entry of the table with its first piece of work and keeps it until
- * the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
+ * threads when it is requested. A thread gets an entry of the table when it begins its first piece of work, and keeps
+ * the entry until the process ends. Threads beyond the first HEARTBEAT_THREADS are not watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 
@@ -36,8 +36,8 @@ void heartbeat_idle(void);
 
 /* Sets how long threads of this kind may be busy with one piece of work. */
 void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
-/* Returns the longest time in ms for which any thread of this kind has been busy with its present piece of work; 0 if
- * all wait. Any thread may call this. */
+/* Returns the longest time in ms for which any thread of this kind has been busy with its present piece of work.
+ * Returns 0 if all these threads wait for work. Any thread may call this. */
 int64_t heartbeat_longest_ms(enum heartbeat_kind kind, int64_t now_ms);
 /* If a thread has been busy beyond the limit of its kind, returns that kind, and the thread's busy time in *busy_ms.
  * Otherwise returns HEARTBEAT_KINDS. */

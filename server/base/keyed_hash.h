@@ -1,9 +1,9 @@
 /* keyed_hash.h: hashes of ids, and of names that clients choose.
  *
  * If a client knew a table's hash function, it could choose names that all fall into one bucket, and every lookup would
- * walk through all of them. The hash therefore uses a secret random key, so a client cannot tell which names share a
- * bucket. The owner of a name (the client's account) is hashed together with the name, so that equal names of two
- * owners have different hashes.
+ * have to search all these names. The hash therefore uses a secret random key, so a client cannot tell which names
+ * share a bucket. The owner of a name (the client's account) is hashed together with the name, so that equal names of
+ * two owners have different hashes.
  *
  * Source: SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). */
 #ifndef KEYED_HASH_H

@@ -1,8 +1,9 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
- * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the file that keeps it (HTTP: mhd.c).
- * Constants that do not limit clients or devices, such as sizes of tables, are in the files that use them. */
+ * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it
+ * (HTTP: mhd.c). Constants that do not limit clients or devices, such as sizes of tables, are in the files that use
+ * them. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -41,9 +42,10 @@ enum {
     LISTEN_BACKLOG = 4096,
     /* largest number of connections that the main thread accepts in a row before it does its other work */
     LISTEN_ACCEPT_BURST = 64,
-    /* time for which a socket that no longer listens still completes TCP handshakes that have begun: one round trip */
+    /* after a listener stops taking new clients, TCP handshakes that have begun get this much time to complete: one
+     * round trip */
     LISTEN_DOOR_MS = 100,
-    /* the same time as LISTEN_DOOR_MS, for a socket that only clients on this machine can reach */
+    /* has the purpose of LISTEN_DOOR_MS, but for a socket that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -51,34 +53,35 @@ enum {
     /* Retry-After in seconds of a refused connection; it is short, because other connections end all the time */
     REFUSAL_RETRY_AFTER_S = 1,
 
-    FRONTEND_HEAD_MS = 10000, /* time for a request's head to arrive (or --body-timeout-ms, if that is less) */
+    FRONTEND_HEAD_MS = 10000, /* the head of a request must arrive within this time (or within --body-timeout-ms, if
+                               * that is less) */
     /* Longest idle time of a connection between two requests. It is more than the 60 s for which load balancers keep a
      * connection. */
     FRONTEND_IDLE_MS = 75000,
-    /* While the server drains (before it stops), idle connections are closed once no connection has had a request for
-     * this long. Until then a load balancer may still send its next requests over open connections. */
+    /* While the server drains (finishes requests before it stops), idle connections are closed once no connection has
+     * had a request for this long. Until then a load balancer may still send requests over open connections. */
     FRONTEND_SILENT_MS = 500,
     /* while the server drains (before it stops), a request that makes no progress for this long is cut off */
     FRONTEND_STALLED_MS = 2000,
     /* With more connections than this, sweeps over all connections are rarer. A sweep over 10000 connections takes 2
      * ms. */
     FRONTEND_SWEEP_CONNECTIONS = 2000,
-    /* The least rate, in bytes per millisecond, of a body or an answer that takes longer than --body-timeout-ms (see
-     * that option's help). */
+    /* The lowest allowed rate, in bytes per millisecond, of a body or an answer that takes longer than
+     * --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, a server with tokens may close one that has shown no token to make room for
-     * another. A connection may first send the body of a refused request for this long, and then fetch the answer for
-     * this long. */
+    /* When all connections are in use, a server with tokens may close a connection that has shown no token, to make
+     * room for a new connection. Such a connection may be closed if it has been sending the body of a refused request
+     * for this long, or has been fetching an answer for this long. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token (on a server without tokens: any connection) is closed to make room for another one
-     * only after it has been idle for this long. A busy client sends its next request sooner. */
+    /* A connection that has shown a token is closed to make room for another connection only after it has been idle for
+     * this long. On a server without tokens this holds for every connection. A busy client sends its next request
+     * sooner. */
     CONNECTION_BETWEEN_MS = 100,
-    /* after a search for connections that may be closed has found none, the server waits this long before it searches
-     * again */
+    /* if a search for connections that may be closed finds none, the server waits this long before the next search */
     CONNECTION_LOOK_MS = 10,
-    /* largest number of connections that were closed to make room for others and that libmicrohttpd has not released
-     * yet */
+    /* largest number of connections at a time that were closed to make room for others, and that libmicrohttpd has not
+     * released yet */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
@@ -88,14 +91,15 @@ enum {
     LINGER_MOST = 256,
     /* number of file descriptors that must stay free when sockets are kept in lingering close */
     LINGER_SPARE_FILES = 32,
-    /* largest number of sockets in lingering close (kept until the client has its answer) that the main thread reads
+    /* the main thread reads from at most this many sockets in lingering close (kept until the client has its answer)
      * before it does its other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
     /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
     /* Largest number of pieces of LINGER_DROP_BYTES that the main thread reads from all sockets in lingering close
-     * before it does its other work. They have 4 MiB and take about a millisecond. */
+     * before it does its other work. All these pieces together have 4 MiB, and reading them takes about a
+     * millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -106,8 +110,8 @@ enum {
      * of one recv() of the body. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower,
      * for two reasons: all of it is set to zero between two requests, and it drives the body out of the CPU's cache.
      * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
-     * (measured: 0.9.75) a step larger than the memory makes each later recv() read another eighth of what is still
-     * free. From 1.0 on a step like that would keep the buffer from growing. */
+     * (measured: 0.9.75), a step larger than the buffer makes the buffer grow before each recv(), by an eighth of the
+     * memory that is still free. From 1.0 on, a step that large would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it; tensors are counted as staging memory
@@ -132,14 +136,15 @@ enum {
     /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
      * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
+    /* longest file of a certificate chain or a key: such files have a few KB, so a longer file was probably named by
+     * mistake */
     HTTP_PEM_BYTES = 1 << 20,
     /* A text of a request or an answer that has more bytes than this counts towards the limit of staging memory (memory
      * for tensors). A shorter text does not count. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
-    REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
-    /* longest wait of a TLS connection for memory; a thread that waits for HEARTBEAT_LIMIT_MS, which is longer, counts
-     * as stuck */
+    REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
+    /* longest wait of a TLS connection for memory; it must be shorter than HEARTBEAT_LIMIT_MS, after which a waiting
+     * thread would count as stuck */
     TLS_MEMORY_WAIT_MS = 4000,
     TLS_MEMORY_STEP_MS = 10,
     /* longest token in bytes; a comparison looks at all bytes of all tokens, so that its time reveals nothing about
@@ -153,8 +158,8 @@ enum {
 /* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads them before more are
-     * unpacked */
+    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads these bytes before
+     * more bytes are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
     /* Bytes that an HTTP thread unpacks for one connection before it serves another connection: a millisecond of
      * work. Without this limit, 80 KiB of packed bytes could unpack to 80 MiB, which takes 100 ms. */
@@ -176,7 +181,7 @@ enum {
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
-    /* Bytes of a block of an answer whose numbers are sent as text. To write one block takes a millisecond, in which
+    /* Bytes of a block of an answer whose numbers are sent as text. Writing one block takes a millisecond, during which
      * the thread serves no other connection. */
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
@@ -189,48 +194,51 @@ enum {
     /* when a request has waited for this long, the main thread begins to watch whether its client leaves */
     LOOP_WATCH_AFTER_MS = 20,
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
-     * the second examination or earlier */
+     * the second examination at the latest */
     LOOP_SWEEP_MS = 40,
-    /* when most connections have closed, free memory is returned to the system, if at least this many connections were
-     * open before */
+    /* when most connections have been closed, free memory is returned to the system, but only if at least this many
+     * connections were open before */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
-    /* A body whose text, without tensor data, has more bytes than this is checked on another thread. Checking a text
-     * of this size takes 2 ms. */
+    /* If the text of a body, without tensor data, has more bytes than this, another thread checks the body. Checking a
+     * text of this size takes 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a body with more bytes than this is checked on another thread, because checking this many bytes of mask rows
-     * takes 2 ms */
+    /* if a body has more bytes than this, another thread checks it, because checking this many bytes of mask rows takes
+     * 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* if a body has more bytes than this, its lse (log-sum-exp of each row) is checked on another thread
+        /* if a body has more bytes than this, another thread checks its lse, the log-sum-exp of each row
          * (attn_check_lse()) */
     512 << 10,
-    /* A body with inputs in shared memory may need a larger block. If its block has at most this size in bytes, the
-     * body is copied to a larger block. The pool prefers blocks that were in use before, which is faster than mapping
-     * new pages. */
+    /* A body with inputs in shared memory may need a larger block of staging memory. If its present block has at most
+     * this many bytes, the body is copied to another block. The pool prefers blocks that were in use before, because
+     * their pages are mapped already. */
     CHECK_COPY_BYTES = 256 << 10,
-    /* verifying results and measuring an answer's text are done in pieces of this length, so that other requests make
-     * progress between two pieces */
+    /* verifying results, and computing the length of an answer's text, are divided into pieces of work of this
+     * duration, so that other requests make progress between two pieces */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve
-     * further pieces in order of arrival, but attnd lets clients take turns. */
+    /* Largest number of pieces of work in libuv's thread pool at a time: as many as the pool has threads by default.
+     * libuv would run further pieces in order of arrival. attnd therefore queues them itself, and lets clients take
+     * turns. */
     PIECES_AT_ONCE = 4,
-    /* The judge of a check (which compares a client's results with exact ones) stops before the request's deadline, so
-     * that the answer is in time. The margin is this many milliseconds, plus a tenth of the remaining time. */
+    /* The judge (the code that compares a client's results with exact results) stops early enough that the answer is in
+     * time. It stops this many milliseconds, plus a tenth of the remaining time, before the request's deadline. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* a thread measures the length of this many numbers as text, then looks at the clock */
-    /* If an answer has at most this many numbers as text, the HTTP thread itself measures the length of that text. It
+    FINISH_NUMBERS = 4096, /* a thread that computes the length of an answer's text looks at the clock after this
+                            * many numbers */
+    /* If an answer has at most this many numbers as text, the HTTP thread itself computes the length of that text. This
      * takes a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
+    /* largest number of waiting jobs that the server examines to find further jobs for a batch; the queue may have a
+     * million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet;
-     * skipping this many takes 3 ms */
+    /* largest number of jobs that a search for the next job skips because those jobs cannot run on a device yet;
+     * skipping this many jobs takes 3 ms */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Largest number of caches examined in one test whether waiting cache transactions can begin. The test takes 30 ms
-     * when hundreds of transactions have a thousand caches each. */
+    /* Largest number of caches that the server examines when it tests which waiting cache transactions can begin. With
+     * hundreds of transactions of a thousand caches each, the test takes 30 ms. */
     QUEUE_STEP_ROWS = 1 << 19,
     /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
     QUEUE_RETRY_MAX_S = 30,
@@ -248,21 +256,23 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on the page-table entries of all caches of a device: CACHES_NUMBERS, or CACHES_SHARING for each
-     * granule (unit of memory for pages) if that is more. The bound is needed because forks share pages, but each fork
-     * has its own copy of a part of the page list. */
+    /* Upper bound on the page-table entries of all caches of a device. It is the larger of two numbers: CACHES_NUMBERS,
+     * and CACHES_SHARING for each granule (unit of memory for pages). The bound is needed although forks share pages,
+     * because each fork has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if two neighbouring caches of a decode (such as forks) share at least this many positions, the device reads these
-     * positions once for both */
+    /* if two neighbouring caches of a decode share at least this many positions (as forks may do), the device reads
+     * these positions once for both caches */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
-    CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
-    CACHES_PAGE_SIZE_LEAST = 64, /* smallest page of a cache, in positions; CACHES_PAGE_SIZE is the only other size */
+    CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
+    CACHES_PAGE_SIZE_LEAST = 64, /* size of the smaller pages of a cache, in positions; CACHES_PAGE_SIZE is the only
+                                  * other page size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
     CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
-    /* largest number of entries in the page table of one cache transaction; writing this many takes a millisecond */
+    /* largest number of entries in the page table of one cache transaction; writing this many entries takes a
+     * millisecond */
     CACHES_STEP_PAGES = 1 << 20,
     CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
@@ -274,16 +284,16 @@ enum {
 /* Largest work of a batch of jobs whose keys and values are in caches, in floating-point operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* A job with more floating-point operations than this is never joined with others in a batch. It keeps a device busy
- * alone, and small jobs in its batch would have to wait for it. */
+/* A job with more floating-point operations than this is never batched with other jobs. It keeps a device busy alone,
+ * and small jobs in its batch would have to wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
- * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
+/* A batch of jobs whose keys and values are in caches may have up to this many floating-point operations. A GPU spends
+ * most of the time of these jobs on reading memory, so the jobs of a batch do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with other
- * transactions only if all of them become one problem (MERGE_BYTES). In a batch of several problems, all members
- * would wait for the longest one. */
+/* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
+ * transactions only if all of them can be merged into one problem (MERGE_BYTES). In a batch of several problems, all
+ * members would wait for the longest problem. */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with at least this many bytes of memory has room for the scratch memory of any small job, so the server does
  * not check whether a small job fits. */
@@ -302,16 +312,17 @@ enum {
 #define PREPARE_STRANGE   8
 
 /* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one
- * head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers together. */
+ * Dv) multiply-adds for each row that is verified, and the same number in addition for each head that has such a row.
+ * K and V of one head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers
+ * together. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows beyond
  * this bound are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound a small body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or
- * more, the bound is enough for some ten rows. */
+ * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. With a head size of 16 or more, the
+ * bound is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -324,9 +335,10 @@ enum {
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* If the running batches belong to several tenants, a guest (a batch of a tenant that has no other batch on the
-     * device) waits until the oldest of them has run for this many times the guest's expected time. Equal batches of
-     * many tenants therefore run one after the other, but a short request does not wait for long ones. */
+    /* A guest is a batch of a tenant that has no other batch on the device. If the running batches belong to several
+     * tenants, a guest waits until the oldest running batch has run for this many times the guest's expected time.
+     * Equal batches of many tenants therefore run one after the other, but a short request does not wait for long
+     * ones. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -337,12 +349,12 @@ enum {
     /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
      * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
-    /* interval between two polls of a device that no longer answers, whose results nobody needs */
+    /* interval between two polls of a device that counts as lost, because nobody needs its results any more */
     DEVICE_LOST_POLL_NS = 10000000,
-    /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
+    /* a workspace (scratch memory of kernels) with more bytes than this is freed after the batch that used it */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
-    /* Largest number of bytes of inputs and outputs of a problem that may be merged with others into one. Merging saves
-     * the fixed cost of each copy and launch, which matters little for a larger problem. */
+    /* A problem may be merged with others into one problem only if its inputs and outputs have at most this many bytes.
+     * Merging saves the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
     /* alignment in bytes of merged tensors, and of the tensors of a problem that is divided among several devices */
@@ -350,8 +362,8 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* if the scratch memory of an HTTP thread's own computations on a GPU has more bytes than this, it is freed after
-     * each of them */
+    /* if the scratch memory of an HTTP thread's own GPU computations has more bytes than this, it is freed after each
+     * computation */
     INLINE_KEEP = 4 << 20,
     /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself; the GPU's
      * bus transfers this many bytes in 20 us */
@@ -365,13 +377,13 @@ enum {
     /* A thread that waits for its work on a GPU polls a word in host memory, which the GPU writes at the end of the
      * work. Once in this interval the thread also calls the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
-    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head,
-     * however small, takes up to 2 us */
+    /* largest number of heads, summed over all sequences, of a problem that an HTTP thread computes itself; even a
+     * small head takes up to 2 us */
     INLINE_HEADS = 128,
 };
 
-/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
- * and of the polling. */
+/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). This enum has the length of a sleep,
+ * the longest time of polling, and the load up to which threads poll. */
 enum {
     /* length of a sleep between two polls; the kernel's timer makes it twice as long, which is still too short for the
      * core to enter a deep sleep state */
@@ -391,11 +403,11 @@ enum {
  * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
 /* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
- * many in 1.5 ms. */
+ * many bytes in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
- * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth
- * of that on the smallest GPU of sm_80 and up. */
+ * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
+ * H200, and a thirtieth of this rate on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
 /* Computing exact outputs in float64 for `verify` may take this many times as long as expected. After that time the
  * device counts as overdue. */
@@ -407,15 +419,15 @@ enum {
  * DEVICE_CACHE_MOST_CPU bytes. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* Roughly how many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from
- * sm_80 on. */
+/* About this many floating-point operations are put on a GPU's stream at a time: 10 to 50 ms of work on GPUs from sm_80
+ * on. */
 #define DEVICE_GROUP_FLOPS 1e13
 /* The kernels that one flow (client) has queued on a GPU may take at most this estimated device time, in seconds. */
 #define DEVICE_FLOW_SECONDS 0.05
 /* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
-/* Work that takes a GPU fewer seconds than this is put on its stream at once. Batches of one client that take longer
- * wait for their turn. */
+/* A batch that takes a GPU fewer seconds than this is put on the GPU's stream at once. A longer batch may have to wait
+ * for earlier batches of the same client (see DEVICE_FLOW_SECONDS). */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Limits on memory -------------------------------------------------------------------------------------------- */
@@ -430,8 +442,8 @@ enum {
     /* Longest document about this server, in bytes. The longest one that exists, /openapi.json, has less than a
      * hundredth of this size. */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
-     * need */
+    /* Upper bound of the size of the page /metrics in bytes. The page is far smaller, even if every metric has
+     * METRICS_MAX_SERIES series. */
     METRICS_PAGE_BYTES = 64 << 20,
     /* largest number of series (sets of label values) of one metric; the values of later series count as "other" */
     METRICS_MAX_SERIES = 192,
@@ -440,26 +452,28 @@ enum {
 
 /* Limits of shared memory regions (segments that clients register; regions/table.c). A region costs a file descriptor,
  * which --max-connections leaves free, and 400 bytes. The memory of a region belongs to the client. The size of a
- * region has a bound, because a page that the server is the first to write counts as the server's memory. */
+ * region is limited, because the system counts a page as memory of the process that first writes to it, which may be
+ * the server. */
 enum {
     REGIONS_MAX_COUNT = 1024,
-    /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */
+    /* a thread copies this many bytes of shared memory, in 0.1 to 0.4 ms, before it looks at the clock again */
     REGIONS_PIECE_BYTES = 1 << 20,
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        /* smallest size in bytes of a tensor that a device copies from shared memory by itself; GPU drivers copy
-         * smaller ones with the CPU */
+        /* smallest size in bytes of a tensor that a device itself copies from shared memory; GPU drivers copy smaller
+         * tensors with the CPU */
     256 << 10,
-    /* pause before and after a shared file's time stamp is read for the first time; the system's time stamps are exact
-     * to a fifth of this pause */
+    /* pause before and after a shared file's time stamp is read for the first time; the error of the system's time
+     * stamps is at most a fifth of this pause */
     REGIONS_QUIET_MS = 50,
-    /* time between a change of a shared memory object and the next attempt to pin it (to let a driver hold its
-     * pages) */
+    /* time between a change of a shared memory object and the next attempt to pin it (to make the driver lock its pages
+     * in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,
 };
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
-/* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
+/* Largest shared memory region that is pinned for GPUs. The limit exists because the driver needs 0.1 ms or more to pin
+ * a MiB. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
 /* Largest number of bytes of shared memory that drivers hold for devices (pinned), in all regions together. The system
  * cannot move pinned pages. */
@@ -471,13 +485,14 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest number of bytes of lines that wait while standard error takes none; further lines are lost and counted */
+    /* largest number of bytes of lines that wait while standard error accepts no bytes; further lines are lost and
+     * counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
     LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a log line */
     /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
-     * stream of lines from filling a disk. */
+     * flood of log lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
     /* number of counters that limit repeated log lines; if there are more kinds of events than this, some of them share
      * a counter */
@@ -487,15 +502,15 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* time for which log_close() waits for a stuck writer */
 };
 
-/* Limits for connections that speak another protocol (http/first_bytes.c), and for the headers that proxies add. */
+/* Limits for connections that speak a wrong protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    /* only connections whose descriptor is below this number are examined for another protocol */
+    /* only connections whose descriptor number is below this number are examined for a wrong protocol */
     FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
     FIRST_BYTES_LOG_MS = 60000,
     /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. Each proxy extends a line
-     * or adds one. */
+     * or adds a new line. */
     FORWARDED_LINES = 8,
 };
 
@@ -504,7 +519,7 @@ enum {
 enum {
     /* stack of libuv's threads from version 1.46 on; also the smallest stack that threads_try() tries */
     THREADS_STACK_BYTES = 8 << 20,
-    /* longest wait until joined threads have disappeared from the system; a millisecond is usual */
+    /* longest wait until joined threads have disappeared from the system; usually this takes a millisecond */
     THREADS_END_MS = 1000,
 
     /* A thread that is busy for longer than this with one piece of work counts as stuck. A piece usually takes
@@ -518,9 +533,9 @@ enum {
     /* memory of an HTTP thread: its stack, malloc's arena, and INLINE_KEEP bytes of scratch memory */
     MAIN_THREAD_BYTES = 8 << 20,
 
-    /* after the last answers: time for joining threads, and for releasing devices and memory */
+    /* time, after the last answers, for joining threads and for releasing devices and memory */
     SIGNALS_GRACE_MS = 5000,
-    /* when the server stops: time for the devices' threads to end work that nobody waits for */
+    /* when the server stops, the devices' threads have this time to end work that nobody waits for */
     MAIN_STOP_WAIT_MS = 1000,
 
     SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
@@ -529,7 +544,7 @@ enum {
     /* longest pause, in seconds, between two starts of the server; the pause doubles with each failure, up to this
      * length */
     SUPERVISE_MAX_PAUSE_S = 30,
-    /* if a server has not ended by itself in time, the supervisor kills it after this further time */
+    /* if a server does not end within its time limit, the supervisor kills it this long after the limit */
     SUPERVISE_KILL_MS = 1000,
 
     /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */

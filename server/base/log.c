@@ -1,9 +1,9 @@
 /* log.c: one line per event.
  *
- * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be on a full
- * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
- * its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread swaps the
- * buffers and passes the full one to write(2), the only call here that can block.
+ * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be a file on
+ * a full disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the
+ * line on its own stack and copies it under a mutex into the one of two buffers that is being filled. A writer thread
+ * swaps the buffers and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
@@ -15,9 +15,10 @@
  * Invariants
  * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
  * 2. A line is in the buffers whole or not at all. A line has exactly one newline, its last byte.
- * 3. Every lost line is counted. Once standard error takes lines again, a line `lost lines=<n>` reports them.
+ * 3. Every lost line is counted. Once standard error accepts lines again, a line `lost lines=<n>` reports how many were
+ * lost.
  * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
- * second, the rest is only counted. INFO lines are not limited, as each request has one by design. */
+ * second, and further lines are only counted. INFO lines are not limited, because each request writes one by design. */
 #include "server/base/log.h"
 
 #include <assert.h>
@@ -39,8 +40,8 @@ enum {
     /* longest log line: JSON needs at most six bytes for each byte of the pairs and names */
     LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256,
     EVENT_BYTES = 32,
-    /* longest text that counts as a number; a longer one is an id (a span id has 16 digits), which a double cannot
-     * hold */
+    /* longest text that is logged as a number; a longer text is an id (a span id has 16 digits), whose value a double
+     * cannot hold */
     NUMBER_BYTES = 15,
 };
 
@@ -58,7 +59,7 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* both condition variables use CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished; /* both condition variables measure time with CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
     /* true: an earlier log_close() gave up waiting for the writer thread, which is still in write(), so new lines are
@@ -69,11 +70,11 @@ static struct {
     int filling;
     size_t used;
     uint64_t lines; /* number of lines in the buffer that is being filled */
-    /* number of lost lines that the log has reported so far, by lines of the event `lost`; `dropped` counts all lost
-     * lines */
+    /* number of lost lines that the log has already reported, in lines of the event `lost`; `dropped` counts all lost
+     * lines, reported or not */
     uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
+    bool repeats_left_out; /* true: lines of some event were left out, and the log has not reported them yet */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Threads read the variables min_level, as_json and dropped without the mutex. */
@@ -90,7 +91,7 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Appends `count` bytes as the inside of a JSON string. text_put_json() does not serve here: log lines may not have
+/* Appends `count` bytes as the inside of a JSON string. text_put_json() cannot be used here: log lines may not have
  * control characters, not even escaped ones, and invalid UTF-8 must be marked. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
@@ -106,7 +107,7 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* puts a backslash in front of a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\'); /* writes a backslash before a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
@@ -132,19 +133,20 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        /* a number such as 1e300, with three digits in its exponent, is no measurement, so it is written as a string */
+        /* a number with three digits in its exponent, such as 1e300, is no plausible measurement, so it is written as a
+         * string */
         if (s == exponent || s - exponent > 2) return false;
     }
     return s == end;
 }
 
-/* Appends a quoted value (LOG_Q) as the inside of a JSON string. `s` begins behind the opening quote. \" and \\ become
+/* Appends a quoted value (LOG_Q) as the inside of a JSON string. `s` begins after the opening quote. \" and \\ become
  * one character; \xNN stays as four characters. Returns the text that follows the value. */
 static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        /* the character behind a backslash is taken as it is, even if it is a backslash */
+        /* the character after a backslash is copied unchanged, even if it is another backslash */
         const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
@@ -186,8 +188,8 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the part up to the second only once per
- * second. */
+/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the date and the time without milliseconds
+ * only once per second. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
@@ -239,7 +241,7 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
 }
 
 /* Formats a whole line with its newline and returns its length. If the line has no room for all key=value pairs, the
- * rest is left out. */
+ * last of them are left out. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
@@ -346,8 +348,8 @@ static bool admit(enum log_level level, const char *event)
     return false;
 }
 
-/* Logs how many lines were left out: for events of past seconds, or for all events (`all`). Call this with the mutex
- * held. */
+/* Logs how many lines of each event were left out: for events whose second is over, or for all events if `all` is true.
+ * Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -415,7 +417,7 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* In a forked child: starts with an empty log, because the child has no writer thread. The parent's writer writes the
+/* Empties the log in a forked child, because the child has no writer thread. The parent's writer thread writes the
  * lines that are queued. */
 static void after_fork_child(void)
 {
@@ -454,7 +456,8 @@ void log_open(const char *format, const char *level)
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* without a writer thread, each line is written directly by the thread that logs it */
+                   0; /* if no writer thread could be started, each line is written directly by the thread that logs
+                       * it */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -525,7 +528,7 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
 }
 
 /* True for a character that ends a line in some programs (U+2028, U+2029) or changes the direction of the text after it
- * (U+202A to U+202E, U+2066 to U+2069). All of them have three bytes. */
+ * (U+202A to U+202E, U+2066 to U+2069). All these characters have three bytes in UTF-8. */
 static bool turns_lines(const unsigned char *s)
 {
     return s[0] == 0xE2 &&

@@ -2,11 +2,11 @@
  *
  * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each run of the callback therefore
  * takes the whole list of messages. The callback unlocks the list before it handles the first message, because a
- * handler may take long or post again.
+ * handler may be slow, or may post messages itself.
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. A post wakes the loop only if the list was empty. All other posts save a system call. */
+ * 2. A post wakes the loop only if the list was empty. All other posts need no system call. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>

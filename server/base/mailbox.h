@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <uv.h>
 
-/* A message, to be embedded in the struct that is sent. One message may be in one mailbox at a time. */
+/* A message, to be embedded in the struct that is sent. A message may be in only one mailbox at a time. */
 struct message {
     struct message *next;
     int kind; /* kind of message, which sender and handler define */
@@ -28,10 +28,11 @@ struct mailbox {
     void *context;
 };
 
-/* Opens the mailbox, whose messages `handler` will get on the thread of `loop`. Returns 0, or an error code of libuv
- * (UV_...). */
+/* Opens the mailbox. `handler` will be called on the thread of `loop` for each message. Returns 0, or an error code of
+ * libuv (UV_...). */
 int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context);
-/* Closes the mailbox. Call this from the main thread; the uv handle closes in the next turn of the event loop. */
+/* Closes the mailbox. Call this on the main thread. The libuv handle is closed in the next iteration of the event
+ * loop. */
 void mailbox_close(struct mailbox *box);
 void mailbox_post(struct mailbox *box, struct message *message);
 

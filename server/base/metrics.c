@@ -11,7 +11,7 @@
  * Invariants
  * 1. A slot changes only once, from NULL to a complete series (release store, under the mutex). A reader that sees the
  * pointer (acquire) therefore sees the labels.
- * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, the last of them "other". Labels are cut.
+ * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, and the last one is "other". Long labels are cut.
  * 3. A histogram's count on the page is the sum of its buckets, so a scrape never sees a count below its buckets. */
 #include "server/base/metrics.h"
 
@@ -65,8 +65,8 @@ static const struct bounds {
 };
 
 enum {
-    /* number of places in a metric's hash table: a power of two above METRICS_MAX_SERIES, so that every search ends at
-     * an empty place */
+    /* number of entries in a metric's hash table: a power of two above METRICS_MAX_SERIES, so that every search ends at
+     * an empty entry */
     SLOTS = 256,
     MAX_BUCKETS = 20,
 };
@@ -80,7 +80,7 @@ struct series {
     uint32_t hash;
     char label[2][METRICS_LABEL_BYTES];
     _Atomic double value; /* the value of a counter or gauge, or the sum of a histogram */
-    /* counts of a histogram's MAX_BUCKETS buckets, not cumulative; other kinds have no buckets */
+    /* counts of a histogram's MAX_BUCKETS buckets, not cumulative; other kinds of metrics have no buckets */
     atomic_uint_fast64_t buckets[];
 };
 
@@ -104,8 +104,8 @@ static uint32_t hash_labels(const char *label0, const char *label1)
     return hash ^ hash >> 15;
 }
 
-/* Returns the series with these labels. If there is none, returns NULL, and *slot becomes the empty place for it in the
- * hash table. */
+/* Returns the series with these labels. If there is none, returns NULL, and *slot becomes the index of the empty entry
+ * in the hash table where the series belongs. */
 static struct series *find(enum metric_id id, uint32_t hash, const char *label0, const char *label1, uint32_t *slot)
 {
     for (uint32_t i = hash % SLOTS;; i = (i + 1) % SLOTS) {
@@ -120,7 +120,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Adds a series at *slot, an empty place of the hash table. Call this with the mutex held. Returns NULL when out of
+/* Adds a series at *slot, an empty entry of the hash table. Call this with the mutex held. Returns NULL when out of
  * memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
@@ -147,7 +147,7 @@ static struct series *series_of(enum metric_id id, const char *label0, const cha
     /* searches again with the mutex held, because another thread may have added the series meanwhile */
     s = find(id, hash, label0, label1, &slot);
     if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
-    else if (s == NULL) { /* the last series of a metric counts all further label values */
+    else if (s == NULL) { /* the metric's last series, "other", counts all further label values */
         label0 = *label0 ? "other" : "";
         label1 = *label1 ? "other" : "";
         hash = hash_labels(label0, label1);

@@ -13,14 +13,14 @@
 
 enum {
     BITS = 128,     /* number of bits of a stored address; an IPv4 address is stored as an IPv6 address */
-    BITS_FOUR = 96, /* number of bits in front of an IPv4 address that is stored as an IPv6 address */
+    BITS_FOUR = 96, /* number of bits before the IPv4 address in an IPv6 address that stores it */
     ENTRY_BYTES = 64,
 };
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
 /* Reads an IP address from the text; an IPv4 address becomes a mapped IPv6 address. Returns false if the text is not an
- * address. *first is the number of leading bits that the text does not contain (96 for IPv4, otherwise 0). */
+ * address. *first is the number of leading bits that were added to the text's address (96 for IPv4, otherwise 0). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);
@@ -50,7 +50,8 @@ const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES])
     return text;
 }
 
-/* Reads a network: an address, and in *bits how many of its leading bits count. */
+/* Reads a network such as "10.0.0.0/8". *bits is the number of leading bits of `address` that an address of the network
+ * must have in common with it. */
 static bool parse_network(const char *text, uint8_t address[BITS / 8], int *bits)
 {
     char host[ENTRY_BYTES];

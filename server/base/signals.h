@@ -21,8 +21,8 @@ void signals_block(void);
 bool signals_start(void (*notify)(void *context, int number), void *context, int64_t first_ms, int64_t again_ms);
 /* Ends the process with exit status `status` if it has not ended by itself after `ms`. Any thread may call it. */
 void signals_end_within(int64_t ms, int status);
-/* Ends the calls of notify(), the function given to signals_start(). The time limit for the end of the process still
- * runs. */
+/* From now on, signals no longer cause calls of notify() (the argument of signals_start()). The time limit for the end
+ * of the process still applies. */
 void signals_quiet(void);
 
 #endif

@@ -1,23 +1,23 @@
 /* staging.c: a pool of staging memory (tensors of requests) with a bound. Blocks are reused, so a steady load causes no
  * page faults.
  *
- * The problem: fresh memory costs a page fault for every 4 KiB (0.25 us and the zeroing of the page), more than
- * decoding into the page. In addition, the memory that clients use must be bounded. The idea: blocks have a few sizes,
- * eight per doubling, which wastes at most 12.5 %, and only of address space. A released block goes to the list of its
- * size and is the first to be leased again, preferably on the core that released it, because that core's cache may
- * still hold the block.
+ * The problem: fresh memory costs a page fault for every 4 KiB. The fault takes 0.25 us plus the time to clear the
+ * page, which is longer than decoding data into the page. In addition, the memory that clients use must be bounded. The
+ * idea: blocks have a few sizes, eight per doubling, which wastes at most 12.5 %, and only of address space. A released
+ * block goes to the list of its size and is the first to be leased again, preferably on the core that released it,
+ * because that core's cache may still hold the block.
  *
  * Blocks of HUGE_LEAST bytes and more are aligned to huge pages, and only huge pages that lie wholly in a block are
- * used. Otherwise the kernel would fill a whole huge page at its first byte, including a part behind the block that is
- * not counted.
+ * used. Otherwise the first access to a huge page would make the kernel provide the whole page, including a part after
+ * the end of the block that is not counted.
  *
  *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
- *   oldest ...   all warm blocks by age; the oldest are unmapped first, at the bound and in staging_trim()
+ *   oldest ...   all warm blocks by age; the oldest are unmapped first, when the pool is full and in staging_trim()
  *
  * Invariants
  * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Blocks
- * consist of whole pages, so resident memory exceeds the count only for a block as large as an account's share, by the
- * rest of its last page.
+ * consist of whole pages, so resident memory is no larger than the count. The one exception is a block that is as large
+ * as an account's share: it may end inside a page.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
  * wait.
@@ -52,16 +52,16 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
     STEPS = 8, /* number of block sizes between any size and its double */
-    /* when a block is leased, at most this many blocks of its size class are searched for one that this core
+    /* when a block is leased, at most this many warm blocks of its size class are examined to find one that this core
      * released */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
-/* Blocks smaller than this use small pages. The kernel clears a huge page in one go, and a virtual machine may have to
- * fetch all of it from its host. Measured with 200 clients that send bodies of 8 MiB, on two cores of a virtual machine
- * (2026-11-26): the 99th percentile of another client's time was 405 to 477 ms with huge pages, and 42 to 48 ms
- * without. */
+/* Blocks smaller than this use small pages. The first access to a huge page must clear the whole page, and a virtual
+ * machine may have to get the whole page from its host. Measured with 200 clients that send bodies of 8 MiB, on two
+ * cores of a virtual machine (2026-11-26): the 99th percentile of another client's time was 405 to 477 ms with huge
+ * pages, and 42 to 48 ms without. */
 #define HUGE_LEAST ((size_t)32 << 20)
 
 struct staging_pool {
@@ -100,8 +100,8 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Requests huge pages inside a large block. A kernel without transparent huge pages refuses, and small pages will
- * do. */
+/* Asks the kernel for huge pages inside a large block. A kernel without transparent huge pages refuses, and the block
+ * then has small pages. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -139,8 +139,8 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Size classes of blocks -------------------------------------------------------------------------------------- */
 
-/* Returns the block size of a class, in whole pages. The bytes that the pool counts are therefore equal to the resident
- * bytes. */
+/* Returns the size in bytes of the blocks of a class, rounded up to whole pages. The bytes that the pool counts are
+ * therefore equal to the resident bytes. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
@@ -175,8 +175,8 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block (released, not unmapped) out of the list of its size class and out of the list by age. Call
- * this with the lock held. */
+/* Removes a warm block (released, not unmapped) from the list of its size class, and from the list of all warm blocks
+ * by age. Call this with the lock held. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];
@@ -198,8 +198,8 @@ static void link_warm(struct staging_pool *staging, struct staging_block *block)
     staging->warm += (int64_t)block->bytes;
 }
 
-/* Takes the oldest warm blocks out of the pool until leased + warm + `room` <= `bound`. Returns them as a list
- * (next_in_class). The caller unmaps them without holding the lock. */
+/* Takes the oldest warm blocks out of the pool until leased + warm + `room` <= `bound`. Returns these blocks as a list,
+ * linked by next_in_class. The caller unmaps them without holding the lock. */
 static struct staging_block *evict(struct staging_pool *staging, int64_t room, int64_t bound)
 {
     struct staging_block *victims = NULL;
@@ -295,8 +295,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Chooses a warm block of a size class: the one that this core released last. If this core released none of them, the
- * one that any core released last. Call this with the lock held. */
+/* Chooses a warm block of a size class: the block that this core released last. If this core released none of the
+ * blocks, chooses the block that was released last by any core. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];
@@ -305,7 +305,8 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* Does the work of staging_lease() and staging_lease_ahead(). `ahead`: the bytes of the block have not arrived yet. */
+/* Does the work of staging_lease() and staging_lease_ahead(). If `ahead` is true, the bytes of the block have not
+ * arrived yet. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {
@@ -321,7 +322,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block (released, not unmapped) counts towards the pool's bound already, but not towards the account's
+    /* A warm block (released, not unmapped) already counts towards the pool's bound, but not yet towards the account's
      * share. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
@@ -443,7 +444,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    /* invariant 2: the memory that is kept for later requests (warm) has a bound */
+    /* invariant 2: warm memory (kept for later requests) stays within its limit */
     assert(staging->warm >= 0 && staging->warm <= staging->warm_limit);
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);

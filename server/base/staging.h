@@ -1,5 +1,6 @@
-/* staging.h: staging memory, which is host memory for the tensors of requests and answers. All of them lie in blocks of
- * one pool with a bound (--staging-bytes), so that many clients cannot make the process grow beyond this bound.
+/* staging.h: staging memory, which is host memory for the tensors of requests and answers. All these tensors lie in
+ * blocks of one pool with a bound (--staging-bytes), so that many clients cannot make the process grow beyond this
+ * bound.
  *
  *   struct staging_block *e;
  *   if (staging_lease(pool, caller, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
@@ -8,9 +9,9 @@
  *   staging_release(pool, e);
  *
  * Announced bytes: a body's length is known before its bytes arrive, and one block for the whole body is faster than a
- * block that grows. But a client that announces much and sends nothing must not use up the pool. Blocks leased ahead of
- * their bytes therefore take at most a part of the pool (STAGING_AHEAD_SHARE). The block of any other body grows as its
- * bytes arrive.
+ * block that grows. But a client that announces a long body and sends nothing must not use up the pool. Blocks leased
+ * ahead of their bytes therefore take at most a part of the pool (STAGING_AHEAD_SHARE). The block of any other body
+ * grows as its bytes arrive.
  *
  *   if (staging_lease_ahead(pool, caller, announced, &e)) ...          // false: begin small and grow
  *   staging_arrived(pool, e);                                          // half of the bytes arrived: an ordinary block
@@ -45,7 +46,7 @@ struct staging_block {
 };
 
 /* A source of the pool's memory. Without a source, staging_new() uses anonymous memory, with huge pages for large
- * blocks. If grow() is NULL, a block grows by copying it to a larger one. */
+ * blocks. If grow() is NULL, a block grows by being copied to a larger block. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);

@@ -1,4 +1,4 @@
-/* threads.c: starts threads for a test and names the limit that forbids them; see threads.h.
+/* threads.c: starts threads as a test, and if that fails, names the limit that forbids them; see threads.h.
  *
  * The test threads have stacks as large as those of libuv's threads (8 MiB from version 1.46 on, before that the value
  * of `ulimit -s`). No other thread of the server has a larger stack. */
@@ -29,7 +29,7 @@ int threads_of_libuv(void)
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 
-/* True if all devices compute on the CPU, as far as the options and this build tell. */
+/* True if the options and this build show that all devices compute on the CPU. */
 static bool computes_on_cpu(const struct config *config)
 {
     if (strcmp(config->devices, "auto") != 0) return strcmp(config->devices, "cpu") == 0;
@@ -79,8 +79,8 @@ const char *threads_space(char text[THREADS_SPACE_BYTES])
     return text;
 }
 
-/* Writes to *err which limit refused a thread. The kernel's error code does not tell, because EAGAIN stands for all
- * limits. */
+/* Writes to *err which limit refused a thread. The kernel's error code does not tell which one, because EAGAIN stands
+ * for all limits. */
 static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 {
     struct attn_machine machine;

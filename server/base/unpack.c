@@ -45,12 +45,13 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* skips empty elements of the list, which are allowed (RFC 9110, 5.6.1) */
+    static const char between[] = " \t,"; /* skipping these also skips empty elements, which are allowed (RFC 9110,
+                                           * 5.6.1) */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* a second coding follows the first one in the header, and several codings are refused */
+    /* a second coding follows in the header, and several codings are refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
@@ -90,7 +91,7 @@ static bool is_gzip(const uint8_t magic[MAGIC_BYTES])
     return magic[0] == 0x1f && magic[1] == 0x8b;
 }
 
-/* True for the header of a zlib stream (RFC 1950, 2.2): method 8, and a correct check value of both bytes. */
+/* True for the header of a zlib stream (RFC 1950, 2.2): method 8, and a correct checksum of the first two bytes. */
 static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
 {
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
@@ -194,8 +195,9 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR is no fault here: it means that the bytes so far yield nothing more. Output in front of a
-         * fault is returned before the fault is reported, because zlib will report the fault again. */
+        /* Z_BUF_ERROR is no fault here: it means that the bytes so far yield no more output. If zlib reports a fault
+         * after some output, this call returns the output. The next call returns the fault, because zlib then reports
+         * it again. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");

@@ -15,7 +15,8 @@
  *   caches_begin()   main or HTTP    Takes pages, writes the moves (copies to make) and the page table. Must wait
  *                                    while another step uses one of the caches, unless neither step appends.
  *   (the device makes the moves and computes)
- *   caches_end()     the same        With `commit` all the caches are longer. Without it they are as before.
+ *   caches_end()     main or HTTP    If `commit` is true, all the caches keep the new positions. Otherwise they are as
+ *                                    before.
  *
  * During a step, requests that get or fork a cache see it as it was before the step. Requests that truncate or delete a
  * cache are answered at once, but take effect when the step has ended.
@@ -45,7 +46,8 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* true: values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
+    /* true: values are the first head_dim_v numbers of the keys, and are not stored separately (Multi-head Latent
+     * Attention) */
     bool latent;
     int64_t page_size; /* number of positions in a page */
 };
@@ -61,11 +63,12 @@ struct cache_info {
     const char *device;
 };
 
-/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. NULL: out of memory. */
+/* Makes a table for at most max_count caches. It has no pools (memory for pages) yet. Returns NULL if there
+ * is no memory. */
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* frees the table; does nothing for NULL; no transaction may be running */
 
-/* Where a pool gets its memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
+/* The source of a pool's memory. A pool is the memory for all pages of caches on one device. alloc() is called once,
  * when the first cache is made on the device, and sets *memory to a 64-byte aligned address. The device owns this
  * memory. */
 struct caches_source {
@@ -76,31 +79,32 @@ struct caches_source {
  * request. */
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of accounts that is_known() rejects (their tokens were removed), since no one can reach them. A cache
- * in a transaction ends with the transaction. */
+/* Ends the caches of each account for which is_known() returns false. The token of such an account was removed, so no
+ * client can reach its caches. A cache that a transaction uses ends with the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache in a
- * transaction ends with the transaction. */
+/* Call this when the device has failed. The caches of the device end, and the device gets no new caches. A cache that a
+ * transaction uses ends with the transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns how many bytes the caches take on the device where they take least. Every device therefore has at least this
- * many bytes less for the tensors of requests. */
+/* Returns the bytes of the smallest cache pool of any device; a pool that is not allocated yet counts as 0. On every
+ * device, at least this many bytes are therefore not available for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
 
 /* Makes a cache. The scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
- * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA (the account has used up its share), FULL (no
- * pool, or too many caches). */
+ * UNSUPPORTED (sizes that the server does not support), TOO_LARGE (a page is larger than the pool), QUOTA (the account
+ * has used up its share), FULL (no pool, or too many caches). */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the account's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
- * the account. */
+/* Lists at most `room` caches of the account, the oldest first. *count becomes the number of all caches of the
+ * account. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
-/* Makes a cache (a fork) that shares the first `length` positions of another cache (-1: all positions). */
+/* Makes a cache (a fork) that shares the first `length` positions of another cache. If `length` is -1, the fork shares
+ * all positions. */
 attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
                         struct cache_info *info, attn_error *err);
 attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
@@ -150,24 +154,25 @@ struct cache_step {
     int device;               /* number of the device that has all caches of the transaction */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    /* bytes of the granule (unit of the pool's memory): the distance from one page number to the next */
+    /* bytes of a granule, the unit of the pool's memory; page n begins at byte n * granule of the pool */
     size_t granule;
-    bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
-    int64_t most;            /* number of pages of the cache that has most of them */
+    bool k_scaled, v_scaled; /* true: the caches have quantisation scales, for keys (k_scaled) or for values
+                              * (v_scaled) */
+    int64_t most;            /* number of pages of the transaction's largest cache */
     /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
     int32_t *lengths;
 
     bool begun;
-    /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
+    /* page numbers, of shape [rows, most]; this array and the arrays below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions of a row's cache that lie in pages which the cache of the previous row also has */
+    /* [rows]: how many positions of a row's cache lie in pages that the cache of the previous row also has */
     int32_t *prefix_keys;
-    /* true: two neighbouring rows (caches) have so many pages in common that the device is faster if it uses
-     * prefix_keys */
+    /* true: the device should use prefix_keys, because two neighbouring rows (caches) have so many pages in common that
+     * reading them once for both is faster */
     bool shares;
-    /* quantisation scales of keys and of values, [rows, kv_heads] each, or NULL; until the transaction has begun, both
-     * arrays are in `scales` */
+    /* quantisation scales of the keys and of the values, each an array [rows, kv_heads] or NULL; until the transaction
+     * has begun, both arrays are in `scales` */
     float *k_scale, *v_scale;
     attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
@@ -187,23 +192,23 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (number of pages of the cache that has the most pages) and returns the bytes that the tables of the
- * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what a
- * transaction may use. */
+/* Sets step->most (number of pages of the cache that has the most pages). Sets *bytes to the memory that the tables of
+ * the transaction `step` need now (64-byte aligned). TOO_LARGE: the caches have grown since caches_look(), and are now
+ * too large for a transaction. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for the step's page tables. *wait becomes true if the step must
- * wait, because another step uses one of its caches, or an older step waits for one of them. To find older steps, the
- * function needs `scan`. If several steps wait, try all of them from the oldest on, with the same number in `scan`. Use
- * a new number each time you begin again at the oldest. Pass 0 if no step waits and this one will not wait either.
- * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
- * larger table than caches_table_bytes() said). */
+ * wait, because another step uses one of its caches, or an older step waits for one of them. `scan` is a number by
+ * which the function recognizes older steps. If several steps wait, call the function for all of them from the oldest
+ * to the youngest, with the same number in `scan`. Use a new number whenever you begin again at the oldest step. Pass 0
+ * if no step waits and this step will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's
+ * share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step (a transaction) must wait, without beginning it. The call is fast, because it may be made for
+/* Tells whether the step (a transaction) must wait, without beginning it. The function is fast, so it can be called for
  * many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* Ends a step (a cache transaction) when the device is done. With `commit` its caches are longer, otherwise they are as
- * before. Does nothing if the step has not begun. */
+/* Ends a step (a cache transaction) when the device is done. If `commit` is true, its caches keep the new positions.
+ * Otherwise they are as they were before the step. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
 /* frees the memory of the step (a request's transaction on caches), which must have ended */
 void caches_drop_step(struct cache_step *step);

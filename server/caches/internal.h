@@ -1,5 +1,4 @@
-/* internal.h: types and functions for both files of this folder that handle caches, table.c and transactions.c. The
- * public header is caches.h. */
+/* internal.h: the types and functions that table.c and transactions.c share. The public header is caches.h. */
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 
@@ -25,8 +24,8 @@ struct pool {
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* Number of all caches in the pool, and of those that have pages. A deleted cache counts until the last transaction
-     * on it has ended. */
+    /* Number of all caches in the pool, and number of caches that have pages. A deleted cache counts until the last
+     * transaction that uses it has ended. */
     int64_t caches, filled;
 };
 
@@ -50,10 +49,11 @@ struct cache {
     bool writing, dead;
     /* when the running transactions on the cache end, the cache is cut to this length; -1: it is not cut */
     int64_t truncate_to;
-    /* number of the last scan (examination of all waiting steps) in which a step (transaction) waited for this cache */
+    /* the number of the last scan in which a step (transaction) waited for this cache; a scan examines all waiting
+     * steps */
     uint64_t wanted;
-    /* number of the last caches_look() that named this cache; if a cache already has the number of the present call, it
-     * is named twice */
+    /* number of the last call of caches_look() that named this cache; a cache that already has the number of the
+     * present call is named twice */
     uint64_t looked;
 };
 
@@ -61,7 +61,7 @@ struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
     struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
-    /* first characters of all ids that this process makes; an id that begins with other characters is from another
+    /* all ids that this process makes begin with these characters; an id that begins differently is from another
      * process */
     char process[PROCESS_CHARS + 1];
     int max_count, count;
@@ -73,7 +73,7 @@ struct caches {
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    /* the cache at which caches_expire() continues its search; NULL: the search begins at the oldest cache */
+    /* the cache at which the next call of caches_expire() continues the search; NULL: it begins at the oldest cache */
     struct cache *looked_at;
     int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
 };
@@ -124,12 +124,12 @@ int64_t cache_share(const struct caches *caches, const struct caller *caller);
 /* Updates the numbers of the pool and of the account that depend on how many pages this cache has. `before` is the
  * number of pages that the cache had before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
-/* Cuts the cache to its first `length` positions. Call page_list_may_cut() before, unless `length` is 0. */
+/* Cuts the cache to its first `length` positions. Call page_list_may_cut() first, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, so that caches_expire_all() knows the earliest such time. Call this when the last
- * transaction on the cache has ended. */
+/* Records when the cache expires, so that caches_expire_all() knows when the next cache expires. Call this when the
+ * last transaction on the cache has ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. Does nothing before the time expires_ms. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

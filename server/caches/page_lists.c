@@ -1,13 +1,14 @@
 /* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block (of page numbers) that several lists share is full. All pages of the block are full of positions, so no
- *    page is ever replaced.
- * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
- *    it).
+ * 1. A block (of page numbers) that several lists share is full. All pages of the block are full of positions, so none
+ *    of these pages is ever replaced.
+ * 2. For each page with one reference, pages.c knows the block that contains the page. For a page that belongs to a
+ *    running cache transaction, it knows NULL instead.
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists share. The number is a sum: pages.c counts the pages that
- *    are in several blocks, and this file counts the pages that are in only one block which several lists have. */
+ * 4. pages_shared() counts each page that several lists share, and counts it once. The result is a sum: pages.c counts
+ *    the pages that are in several blocks. This file counts the pages that are in one block only, if several lists
+ *    share this block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -88,7 +89,7 @@ static void count_page(struct pages *pages, struct page_block *block, int sign)
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds to the block a page that another block has as well. */
+/* Adds to the block a page that is in another block too. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -168,8 +169,8 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full)
 {
-    /* The new list shares the full blocks of the old list. For the pages behind them it has at most one block of its
-     * own. */
+    /* The new list shares the full blocks of the old list. For the pages after these blocks, it has at most one block
+     * of its own. */
     const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole;
     assert(to->made == 0 && full <= count && count - full <= 1 && count <= from->count && own <= 1);
     struct page_block *const last = own ? block_new(count % PAGE_BLOCK ? count % PAGE_BLOCK : PAGE_BLOCK) : NULL;
@@ -188,7 +189,7 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block inside which a cut to `count` pages falls, or NULL if the cut is between two blocks. */
+/* Returns the block that a cut of the list to `count` pages would divide, or NULL if the cut is between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;
@@ -202,8 +203,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares with other lists by the list's own block, which has the first `count` pages of
- * the shared one. */
+/* Replaces a block that the list shares with other lists by a block that only this list has. The new block has the
+ * first `count` pages of the shared block. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

@@ -1,4 +1,5 @@
-/* page_lists.h: the pages of a cache, in the order of its positions, and how many of them it shares with other caches.
+/* page_lists.h: the list of a cache's pages, in the order of the cache's positions, and the number of pages that the
+ * cache shares with other caches.
  *
  *   list:   | block of 1024 page numbers | block of 1024 | block of 300 |
  *   fork:   |  the same block            | own block of 700 |
@@ -7,9 +8,9 @@
  * change from then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a
  * fork therefore touch a thousand blocks at most, and not a million pages.
  *
- * A page has a reference for each block that has its number (pages.h). A block has a reference for each list that has
- * the block. A page is shared if its block is shared or another block has it, too. The numbers of references are
- * updated at each change.
+ * A page has a reference for each block that contains its number (pages.h). A block has a reference for each list that
+ * contains the block. A page is shared if its block is shared, or if more than one block contains its number. The
+ * counts are updated at each change.
  *
  * The functions are not thread-safe: call them with the lock of table.c held. */
 #ifndef PAGE_LISTS_H
@@ -17,13 +18,13 @@
 
 #include "server/caches/pages.h"
 
-/* How many page numbers a block has. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has
- * numbers. */
+/* Number of page numbers in a full block. The longest possible list has PAGES_GRANULES (1024 * 1024) pages, so it has
+ * 1024 blocks. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
     int32_t references; /* number of page lists that have the block */
-    int32_t shared;     /* number of this block's pages that are in other blocks as well */
+    int32_t shared;     /* number of this block's pages that are also in other blocks */
     int32_t count, room;
     int32_t *pages;
 };
@@ -55,25 +56,26 @@ void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 /* Returns how many pages of the list are also in other lists. */
 int64_t page_list_shared(const struct page_list *list);
 
-/* Allocates memory for `count` pages in all, so that page_list_put() needs none. False: out of memory. */
+/* Allocates memory for `count` pages in all, so that page_list_put() needs none. Returns false when out of memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
-/* Adds a page from pages_take() behind the last page. Call page_list_reserve() before. */
+/* Appends to the list a page that pages_take() has returned. Call page_list_reserve() first. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
-/* Removes the last page of the list. The last block of page numbers must not be shared with other lists. True: the page
- * is free now. The list's memory stays reserved. */
+/* Removes the last page of the list. The last block of page numbers must not be shared with other lists. Returns true
+ * if the page is free now. The list's memory stays reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
- * but the last) are full of positions, so neither list will ever replace them. False: out of memory; nothing has
- * changed. */
+ * but the last) have no free positions, so neither list will ever replace them. Returns false when out of memory;
+ * nothing has changed then. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Allocates the memory that a later page_list_cut() to `count` pages needs. False: out of memory. Between the two
- * calls, pages may be added, and forks may be made that share fewer than `count` full pages. */
+/* Allocates the memory that a later page_list_cut() to `count` pages needs. Returns false when out of memory. Between
+ * the two calls, pages may be added to the list, and forks of the list may be made if they share fewer than `count`
+ * full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
-/* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
- * Returns the number of pages that became free. */
+/* Keeps the first `count` pages of the list and drops all later pages. Call page_list_may_cut() first, unless `count`
+ * is 0. Returns the number of pages that became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
 /* Frees the memory of an empty list. */

@@ -23,7 +23,8 @@ struct pages {
     int64_t next;        /* the granule (unit of the pool's memory) at which the next search begins */
     uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
     int32_t *references; /* [granule]: number of references to the page that begins at this granule */
-    /* [granule]: the exclusive or of the addresses of a page's owners, which for one owner is its address */
+    /* [granule]: the XOR of the addresses of all owners of the page that begins here; with one owner, this is the
+     * owner's address */
     uintptr_t *owners;
 };
 
@@ -105,7 +106,7 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* Returns the first of `run` free granules in a row within [from, to), or -1. */
+/* Returns the index of the first of `run` successive free granules in [from, to), or -1 if there are none. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

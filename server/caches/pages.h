@@ -3,12 +3,13 @@
  *   memory:  | granule | granule | granule | granule | granule | granule | ...
  *            |<-------- a page -------->|<-------- a page -------->|  free
  *
- * A page is a run of granules, as many as its cache needs. The number of a page is the number of its first granule, and
- * its address is base + number * granule. Caches of all shapes therefore share one memory, and a kernel finds a page of
- * any size by one multiplication (page_table of kernels/attention.h; the stride of its first axis is the granule).
+ * A page is a run of successive granules. How many they are depends on the shape of the page's cache. The number of a
+ * page is the number of its first granule, and its address is base + number * granule. Caches of all shapes therefore
+ * share one memory, and a kernel finds a page of any size by one multiplication (page_table of kernels/attention.h; the
+ * stride of its first axis is the granule).
  *
- * A page is counted by references, because forked caches share it (page_lists.h). No function here touches the memory
- * itself, which may be a GPU's. The functions are not thread-safe: call them with the lock of table.c held.
+ * Pages have reference counts, because forked caches share them (page_lists.h). No function here touches the memory of
+ * the pages, which may be a GPU's memory. The functions are not thread-safe: call them with the lock of table.c held.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef PAGES_H
@@ -20,7 +21,7 @@
 
 struct pages;
 
-/* Makes a pool of `bytes` bytes, rounded to whole granules. NULL: out of memory. */
+/* Makes a pool of `bytes` bytes, rounded down to whole granules. Returns NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
 void pages_free(struct pages *pages); /* frees the pool's tables; does nothing if `pages` is NULL */
 
@@ -51,8 +52,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of a page that has one reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have one reference and are shared:
- * a block of page numbers has them, and several lists share this block. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages that have only one reference but are
+ * shared: one block of page numbers contains them, and several lists share this block. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

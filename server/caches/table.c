@@ -1,17 +1,17 @@
 /* table.c: the table of caches. transactions.c has their transactions. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
- *    pages.
+ * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length divided by the page
+ *    size, rounded up.
  * 2. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
  *    appends, and no other step uses the cache. Data that a step reads do not change before the step ends, so reading
- *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
- *    ends.
- * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
+ *    them needs no lock. A truncation is recorded in `truncate_to` and a deletion in `dead`; each is carried out when
+ *    the last step ends.
+ * 3. A step that has begun has reserved all memory that its end needs, so the end cannot fail.
  * 4. A page is charged to its account once, from its allocation until its last reference is dropped. Caches that share
  *    pages belong to one account.
- * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
- *    is set.
+ * 5. A pool's memory is allocated without the lock, because the driver may need a long time. While a thread allocates
+ *    the memory, `opening` is set.
  * 6. The time for which the lock is held does not grow with the number or the length of the caches, with two
  *    exceptions. Taking and freeing pages may take as long as the request that filled them. At most once a second, all
  *    caches are searched for expired ones (`expires_ms`). */
@@ -115,9 +115,9 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the memory of the pool (for the pages of caches on one device), or waits for a thread that is doing so. The
- * lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were made last and failed,
- * the device's memory would be lost. */
+/* Allocates the memory of the pool (for the pages of caches on one device). If another thread is allocating it, waits
+ * for that thread. The lock is released meanwhile (invariant 5). The pool's table of pages is made first: if it were
+ * made last and failed, the device's memory would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* the device's name is copied before the lock is released, because pool->device becomes NULL if the device is
@@ -156,8 +156,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Returns how much of a bound this account may use: its share of the sum of `bound` over all pools. INT64_MAX: there is
- * no limit. */
+/* `bound` returns a limit of one pool. Returns the account's share of the sum of these limits over all pools.
+ * INT64_MAX: the account has no limit of its own. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -434,9 +434,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room; -1: there is none. With `open`, only pools whose memory is
- * allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise many
- * new caches, which are all empty, would be put in one pool. */
+/* Returns the number of the pool with the most free room; -1: there is none. If `open` is true, only pools whose memory
+ * is allocated count. A cache that is still empty counts as if it had the average size of the other caches. Otherwise
+ * many new caches, which are all empty, would be put in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -457,8 +457,8 @@ static int roomiest(const struct caches *caches, bool open)
 }
 
 /* Makes sure that a new cache can be put in a pool: allocates the memory of the pool with the most free room. If the
- * pool's device has no memory for it, another pool whose memory is allocated already will do. The function may release
- * the lock for a time. */
+ * pool's device has no memory for the pool, another pool whose memory is allocated already is enough. The function may
+ * release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -590,8 +590,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* Takes the lock for each cache anew, because counting the shared pages of one cache may go through a thousand
-     * blocks. */
+    /* Takes and releases the lock for each cache, because counting the shared pages of one cache may go through a
+     * thousand blocks. */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
@@ -673,7 +673,8 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches. While the fork is made, `users` keeps the old cache from being removed. */
+        /* admit() removes expired caches. Increasing `users` keeps the old cache from being removed while the fork is
+         * made. */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

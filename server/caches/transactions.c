@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row of the transaction (the cache's id is step->ids[row]), or NULL with an error. If the
- * pointer that an earlier search found is still valid, it is used again, because there may be many rows. */
+/* Returns the cache of a row of the transaction, whose id is step->ids[row], or NULL with an error. There may be many
+ * rows, so a pointer that an earlier search found is reused if it is still valid. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -128,7 +128,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        /* the pointer stays valid until a cache is removed; find_row() tests whether one was removed */
+        /* the pointer stays valid until some cache is removed; find_row() tests whether a cache was removed */
         step->row[row].cache = cache;
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
@@ -200,7 +200,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Gives each table of the step (a cache transaction) its place in `memory`. */
+/* Sets the address of each table of the step (a cache transaction) inside `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -215,7 +215,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row (one cache) adds or replaces, and returns the number of its new pages. */
+/* Determines the first page that a row (one cache of the transaction) adds or replaces, and returns the number of the
+ * row's new pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -228,8 +229,8 @@ static int64_t count_pages(struct cache_step *step, int index)
 }
 
 /* Checks that the pool has room for `count` pages and that the account may have them. The error text names the size of
- * these pages, and how much of the pool or share is in use already. TOO_LARGE: waiting will not help, because the pool
- * or the account's share is smaller than the pages. */
+ * these pages, and how much of the pool or of the account's share is in use already. TOO_LARGE: waiting will not help,
+ * because these pages are larger than the whole pool or the whole share. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -260,8 +261,8 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Makes the error for a pool whose free memory would suffice for the pages, but is in pieces that are too short for one
- * page. */
+/* Makes the error for a fragmented pool: its free memory would suffice for all the pages, but no free range is long
+ * enough for one of them. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -277,8 +278,9 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes the pages that a row (one cache) gains. FULL: there is no room for one of them. The pages taken before stay in
- * the row even after this error, because give_back() frees them when the transaction ends. */
+/* Takes from the pool the pages that a row (one cache of the transaction) gains. FULL: the pool has no room for one of
+ * these pages. The pages that were taken before this error stay in the row, and give_back() frees them when the
+ * transaction ends. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -338,8 +340,8 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
 }
 
 /* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
- * old and copied from the address `old`; NULL: they are in place already. Positions [kept, end) are new and copied from
- * `rows`. The rest of the part is cleared if `fresh` (the page is new). */
+ * old: they are copied from the address `old`, or are in place already if `old` is NULL. Positions [kept, end) are new
+ * and are copied from `rows`. If `fresh` is true (the page is new), the rest of the part is cleared. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -400,7 +402,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Frees the pages that one cache of a transaction had taken from the pool. */
+/* Returns to the pool the new pages that a transaction has taken for one of its caches. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -411,8 +413,8 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many positions, from the first on, the cache of this row shares with the cache of the row before. Forks
- * share their first pages. */
+/* Returns how many of its first positions the cache of this row shares with the cache of the previous row. Forks of one
+ * cache share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -427,8 +429,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction) and tells whether the step must wait. If it must wait, younger steps
- * must wait for the same caches. */
+/* Finds the caches of the step (a transaction) and tells whether the step must wait. If so, marks these caches as
+ * wanted, so that younger steps wait for them too. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -476,8 +478,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Fills the page tables and moves (copies) of a step, a cache transaction. The lock is not needed, since nothing that
- * the function reads changes before the step ends. */
+/* Fills the page tables of a step (a cache transaction) and its list of moves (copies that the device makes). The lock
+ * is not needed, because nothing that the function reads changes before the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);

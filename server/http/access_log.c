@@ -39,8 +39,8 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* an answer 400 without a problem document (an error as JSON) is about invalid framing, never about an invalid
-     * body, so the loop skips INVALID_REQUEST */
+    /* Both INVALID_FRAMING and INVALID_REQUEST have status 400. A 400 without a problem document (an error as JSON) is
+     * always about invalid framing, so the loop skips INVALID_REQUEST. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -48,7 +48,7 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* If a path has more successive hexadecimal digits than this number, they may be a secret id. */
+    /* a run of more hexadecimal digits than this in a path may be a secret id */
     SECRET_DIGITS = 16,
     /* Number of hexadecimal digits that the log shows of a secret id. These digits tell ids apart, and the other 28
      * digits of a cache's id stay secret. */
@@ -152,14 +152,14 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Counts a client that closed its connection before it had the answer, with three exceptions. If the request
-         * was waiting then, the main thread has counted the client. If the headers were incomplete, there was no
-         * request. If libmicrohttpd answered 400, the request was refused. */
+        /* Counts a client that closed its connection before it had the answer. Three cases are not counted here. If the
+         * request was waiting at that time, the main thread has counted the client. If the headers were incomplete,
+         * there was no request. If libmicrohttpd answered 400, the request was refused. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* requests with an answer were counted when the answer was queued, so here only a request without an answer is
-     * counted */
+    /* a request with an answer was counted when its answer was queued, so only a request without an answer is counted
+     * here */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -1,7 +1,7 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
  * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
- * input tensors, which are no longer needed. This needs no further memory, and the answer's bytes are in the CPU's
+ * input tensors, which are no longer needed. This needs no additional memory, and the answer's bytes are in the CPU's
  * cache when they are sent. If the inputs are large, the answer gets memory of its own. The memory of the inputs can
  * then serve another request before the answer is sent. A large answer is encoded block by block while it is sent, and
  * never exists as a whole. In all cases the length of the answer is known before its first byte, so it is sent as
@@ -150,8 +150,8 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    /* True: only this request has a reference to the job (the tensors of its problems), so the answer may overwrite the
-     * job's memory. False: a context (saved forward) has a reference too. */
+    /* True if only this request has a reference to the job, which owns the tensors. The answer may then overwrite the
+     * job's memory. False if a context (saved forward) has a reference too. */
     const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
@@ -167,7 +167,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
     /* The result is not tested: an answer whose bytes exceed the limit of staging memory (memory for tensors) is sent
-     * nevertheless. The answer exists already, and is not longer than the staging memory that was just released. */
+     * anyway. The answer exists already, and is not longer than the staging memory that was just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
@@ -195,8 +195,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory (memory for tensors) is short, the answer is sent in smaller blocks. Each connection may
-         * use a block of that size without counting it. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in blocks of ANSWER_ARRAY_BLOCK bytes.
+         * Each connection may use one block of this size without counting it as staging memory. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
@@ -263,8 +263,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        /* The contexts (saved forwards) are filled before the answer is made. Each of them then holds a reference to
-         * the job, so the answer does not overwrite the job's memory. */
+        /* The contexts (saved forwards) are filled before the answer is made. A filled context holds a reference to the
+         * job, which keeps the answer from overwriting the job's memory. */
         contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);

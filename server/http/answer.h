@@ -5,8 +5,8 @@
 
 #include "server/http/exchange.h"
 
-/* Queues the answer. Call this on the HTTP thread. With `close` the connection ends after the answer. Returns MHD_NO if
- * the connection must be closed without an answer. */
+/* Queues the answer. Call this on the HTTP thread. If `close` is true, the connection ends after the answer. Returns
+ * MHD_NO if the connection must be closed without an answer. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
 /* Moves the request to the state ANSWERING, releases the memory that the request no longer needs, and queues its

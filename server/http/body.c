@@ -35,8 +35,7 @@ enum {
     /* bytes of staging memory (memory for tensors) that a body takes at first, if no memory was leased before its bytes
      * arrived */
     FIRST_STEP = 64 << 10,
-    /* The number of tensors that the first estimate of a body's memory assumes. A body with more tensors gets more
-     * memory. */
+    /* The first estimate of a body's memory assumes this many tensors. A body with more tensors gets more memory. */
     EXPECTED_TENSORS = 16,
 };
 
@@ -65,9 +64,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 }
 
 /* Reserves what a body needs before its first byte arrives: a slot in the queue, memory for tensors, and a parser. The
- * memory holds the inputs, and a third more for the outputs. If too much memory waits for bytes of other bodies
- * (staging.h), none is leased here. The parser then leases memory when it reads its first value. Leasing a large block
- * only reserves addresses; the system provides pages at the first access. */
+ * memory is for the inputs, plus a third of their size for the outputs. If too much leased memory still waits for the
+ * bytes of other bodies (staging.h), no memory is leased here. The parser then leases memory when it reads its first
+ * value. Leasing a large block only reserves addresses; the system provides pages at the first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -173,7 +172,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     struct exchange *const exchange = exchange_of(request);
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     size_t left = 0;
-    /* only a body in chunks can be too long here: a length in the head was checked earlier */
+    /* only a chunked body can be too long here, because a Content-Length was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
         /* the error TOO_LARGE replaces an earlier error of the request, because TOO_LARGE ends the connection */
@@ -265,8 +264,8 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* If a check of the body is quick, this thread checks the body and makes its job (the work for a device). If not, the
- * main thread does so later, in short pieces, and request->job stays NULL. Returns false if the answer is already
+/* If checking the body is quick, this thread checks it and makes its job (the work for a device). Otherwise
+ * request->job stays NULL, and the main thread has the body checked later. Returns false if the answer is already
  * decided: the request failed, every item (problem) was refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
@@ -301,7 +300,7 @@ static enum MHD_Result answer_done(struct request *request)
 }
 
 /* Gives the request to the main thread. The main thread has the body checked if that was not done yet, and otherwise
- * queues the job. `late`: the job runs on a device already, and the main thread only waits for its end. */
+ * queues the job. If `late` is true, the job runs on a device already, and the main thread only waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -344,7 +343,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* if this fails: the body came too slowly, and the main thread has just cut the connection */
+                          /* if this fails, the body came too slowly, and the main thread has just cut the connection */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;

@@ -11,7 +11,7 @@
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If libmicrohttpd has no memory for a connection, it
  * closes the socket without a report. The connection then stays in the table in phase ADDED, although its descriptor
- * number belongs to no socket or to another one. */
+ * number belongs to no socket or to a different socket. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -69,8 +69,8 @@ static uint64_t inode_of(int fd)
     return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
 }
 
-/* Makes room in the table for descriptors up to `fd`. The system gives out the lowest free numbers, so the table is
- * about as long as the number of connections. Call this with the lock held. */
+/* Makes room in the table for descriptor numbers up to `fd`. The system gives out the lowest free number, so the table
+ * has about as many entries as there are connections. Call this with the lock held. */
 static bool reserve(struct connections *connections, int fd)
 {
     int capacity = connections->capacity > 0 ? connections->capacity : 256;
@@ -139,7 +139,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* An older connection still has this descriptor number. The system gives a number out again only when its socket is
+    /* The table has an older connection with this descriptor number. The system reuses a number only when its socket is
      * closed, so the older socket was closed without a report. */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
@@ -165,7 +165,7 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* false, which means that the connection has been cut already, is ignored here: the HTTP thread will notice it
+    /* the result false (the connection was cut already) is ignored here, because the HTTP thread will notice it
      * later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
@@ -183,8 +183,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these three members in the reverse order of the stores. With another order, it might see an old
-     * since_ms together with 0 bytes, and take the client for too slow. */
+    /* The sweep reads these three members in the reverse order of the stores. With another order, the sweep might see
+     * an old since_ms together with 0 bytes, and cut the client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -249,9 +249,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side of the connection, in a phase in which no answer can follow. epoll may not
- * report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no event of
- * its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
+/* True if the client has closed its side of the connection while the server has no complete request to answer. epoll
+ * may not report the client's FIN (the end of its bytes): a FIN that arrives together with the last bytes causes no
+ * event of its own. While nothing moves on the connection, one check is enough, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -264,10 +264,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if nothing happens on the connection and it delays the end of a drain (the server finishes requests before it
- * stops). An idle connection is closed only when no connection has had a request for a while. If it were closed
- * earlier, a load balancer might be sending a request just then, and would not know whether it may repeat the
- * request. */
+/* True if the connection makes no progress and delays the end of a drain (the server finishes requests before it
+ * stops). An idle connection is closed only when no connection has had a request for a while. Otherwise a load balancer
+ * might be sending a request at that moment, and would not know whether it may repeat the request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -284,8 +283,9 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long for the present phase. If the server has not read all bytes of the client yet,
- * the client is not too slow, unless the time limit of the whole body or answer has passed. */
+/* True if the client has taken too long for the present phase. If bytes of the client have arrived and the server has
+ * not read them, the server is late and not the client. In that case only the time limit of the whole body or answer
+ * counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -330,8 +330,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Closing idle connections to make room for a new one --------------------------------------------------------- */
 
-/* Which connections are closed to make room for new ones, in this order; MUST_STAY: never. A stranger is a connection
- * that has shown no token although the server has tokens. */
+/* Kinds of connections, in the order in which they are closed to make room for new ones. MUST_STAY: never closed. A
+ * stranger is a connection that has shown no token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -345,7 +345,7 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
     /* the server drops the body of a client that has shown no token, so it may cut the connection */
     case CONNECTION_BODY:
-    /* a client that has shown no token gets only a refusal or a public page, so its connection may be cut */
+    /* a client without a token receives only a refusal or a public page, so its connection may be cut */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
@@ -366,8 +366,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* The list is full. Its entry 0 would be closed last, so this entry is dropped, unless the new connection would
-         * be closed even later. */
+        /* The list is full. Entry 0 is the connection that would be closed last, so it is dropped, unless the new
+         * connection would be closed even later. */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
@@ -393,7 +393,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* the bytes that arrived and were not read yet may be the client's next request, so the connection stays open */
+    /* unread bytes may be the client's next request, so the connection stays open */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

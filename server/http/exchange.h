@@ -15,12 +15,12 @@ struct http_server;
 struct route_body;
 
 /* The step of a request that its HTTP thread has reached. The thread must remember the step, because libmicrohttpd
- * calls one function for every event. Its call after a suspended connection is resumed has the same arguments as its
+ * calls one function for every event. The call after a suspended connection is resumed has the same arguments as the
  * call at the end of the body. */
 enum exchange_step {
     STEP_HEAD,   /* the headers have arrived, but are not checked yet */
     STEP_DECODE, /* the bytes of the body go to the parser */
-    /* the bytes of the body are dropped, because the request was refused or the route takes no body */
+    /* the bytes of the body are dropped, because the request was refused or the route has no body */
     STEP_DISCARD,
     STEP_WAIT,   /* the connection is suspended; libmicrohttpd's next call means that the answer is ready */
     STEP_ANSWER, /* the answer has been queued */

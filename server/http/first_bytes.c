@@ -19,8 +19,8 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* for each socket, indexed by its descriptor: whether its port is PLAIN or TLS. The bit BEGINS is also set until the
- * socket's first bytes arrive. */
+/* The array has an element for each socket, indexed by its descriptor, with the value PLAIN or TLS of the socket's
+ * port. The bit BEGINS is also set until the socket's first bytes arrive. */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 

@@ -1,5 +1,5 @@
-/* first_bytes.h: finds connections whose client speaks another protocol than the port: TLS on a plain port, plain HTTP
- * on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes a connection like that without an
+/* first_bytes.h: finds connections whose client speaks a different protocol from the port's: TLS on a plain port, plain
+ * HTTP on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without an
  * answer. The log says why, at most once a minute for each reason, and gives the number of connections since the last
  * line. */
 #ifndef FIRST_BYTES_H
@@ -29,8 +29,9 @@ enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
  * arrive. */
 void first_bytes_expect(int fd, bool tls);
 
-/* Call this when the web server has refused a request for its version of HTTP. If this thread received the request on a
- * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
+/* Call this when the web server has refused a request because of the request's HTTP version. If this thread received
+ * the request on a TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are
+ * encrypted.) */
 void first_bytes_tell_in_tls(void);
 
 /* A counter of one kind of event, which limits the log lines about these events to one a minute. */
@@ -38,8 +39,8 @@ struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;
 };
-/* Counts an event. True if a log line about it must be written now; *count is then the number of events since the last
- * line. The result depends on the arguments only, for tests. */
+/* Counts an event. Returns true if a log line must be written now; *count is then the number of events since the last
+ * line. The result depends only on the arguments, so that tests can choose the time. */
 bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t *count);
 
 #endif

@@ -19,8 +19,8 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Closes each retired listener (one that takes no new clients) as soon as no client can be in the middle of a handshake
- * with it. */
+/* Closes each retired listener (one that accepts no new clients) as soon as no client can be in the middle of a
+ * handshake with this listener. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -31,8 +31,8 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* Returns the time limits by which a server that drains (finishes requests before it stops) finds connections on which
- * no request will come. */
+/* Returns the time limits with which a draining server (one that finishes its requests before it stops) recognizes
+ * connections on which no further request will arrive. */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),

@@ -1,6 +1,6 @@
-/* frontend.h: the part of the server that holds connections, as one object. The main thread can drain it: finish its
- * requests before the server stops. It consists of the web servers, the listening sockets, the table of connections and
- * the tokens. */
+/* frontend.h: one object for the part of the server that holds connections: the web servers, the listening sockets, the
+ * table of connections and the tokens. The main thread can drain the frontend, which means to finish its requests
+ * before the server stops. */
 #ifndef FRONTEND_H
 #define FRONTEND_H
 
@@ -23,7 +23,7 @@ struct frontend {
     int retiring;
 };
 
-/* Uses the listeners, which must be open, until frontend_close(). */
+/* Initialises the frontend, which uses the listeners until frontend_close(). The listeners must be open. */
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
 /* Starts the threads of the web servers. The threads get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);

@@ -122,7 +122,7 @@ static bool names_several(const char *list)
     return list[strspn(list, between)] != '\0';
 }
 
-/* Determines the compression and the format of the body from the headers, if the route takes a body. */
+/* Determines the compression and the format of the body from the headers, if the route has a body. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

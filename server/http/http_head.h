@@ -2,7 +2,7 @@
  * proxy in front of it may read differently. Such a head has, for example, two lengths, or a length and chunks, or a
  * space before a colon. Attackers use such differences for request smuggling. An ambiguous head is therefore refused
  * here with 400 and the connection is closed, before any other code looks at the request. This file uses no sockets:
- * its caller passes header by header.
+ * its caller passes in one header after the other.
  *
  *   struct http_head f;
  *   http_head_begin(&f, "HTTP/1.1");
@@ -19,12 +19,12 @@
 #include "server/base/limits.h"
 
 /* The headers that attnd reads: id, name, and one of these rules:
- *  FRAMING   the header may occur once. libmicrohttpd 0.9.75 keeps white space behind the value as a part of it, so a
- *            value with such white space is refused there; 1.0.1 removes the white space
+ *  FRAMING   the header may occur once. libmicrohttpd 0.9.75 keeps white space after the value as a part of the value,
+ *            so with 0.9.75 a value with such white space is refused; 1.0.1 removes the white space
  *  ONCE      the header may occur once
  *  FIRST     if the header occurs several times, the first value counts
  *  LIST      if the header occurs several times, its values are joined in their order, with commas (RFC 9110, 5.3)
- * Under the last three rules, white space behind the value is no part of it (RFC 9110, 5.5). */
+ * Under the last three rules, white space after the value is not a part of it (RFC 9110, 5.5). */
 #define HEADER_MAP(X)                                            \
     X(CONTENT_LENGTH, "Content-Length", FRAMING)                 \
     X(TRANSFER_ENCODING, "Transfer-Encoding", FRAMING)           \
@@ -61,8 +61,8 @@ struct http_head {
     uint64_t length;                  /* the value of Content-Length */
     char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
-    char list[HTTP_HEAD_LIST_BYTES];  /* values of headers with the rule LIST that came in several lines, joined */
-    char room[HTTP_CONNECTION_BYTES]; /* copies of those values that have white space behind them in the request */
+    char list[HTTP_HEAD_LIST_BYTES];  /* the joined values of headers with the rule LIST that came in several lines */
+    char room[HTTP_CONNECTION_BYTES]; /* copies of the values that are followed by white space in the request */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
@@ -71,18 +71,18 @@ void http_head_begin(struct http_head *head, const char *version);
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
-/* Records a fault that the caller found. If an earlier fault is recorded, that one is kept instead. */
+/* Records a fault that the caller found, unless an earlier fault is recorded already. */
 void http_head_fault(struct http_head *head, const char *fault);
 /* True if this request method consists only of characters that a method may have (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);
-/* True for a sound target (the text between the method and the version): one without spaces and control characters. */
+/* True if the request target (the text between the method and the version) has no spaces and no control characters. */
 bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they
  * are: a resolved '/' would separate two segments of the path, and a NUL would end the text. */
 size_t http_head_unescape(char *text);
-/* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins behind the host. Any other
- * target is a path as a whole. */
+/* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins after the host. For any other
+ * target, the whole target is the path. */
 const char *http_head_path(const char *target);
 /* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);

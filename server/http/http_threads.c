@@ -13,14 +13,14 @@
 
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
-    LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* After this number of periods in a row with uneven load, threads are unpinned. A single such period may only mean
-     * that a client's thread has moved to another core. */
+    LEAST_RATE = 1000, /* threads are pinned to their cores only at this many requests per second or more */
+    /* Threads are unpinned after this many successive periods in which the load was uneven across cores. A single
+     * period with uneven load may only mean that a client's thread has moved to another core. */
     UNEVEN_LOOKS = 3,
-    /* how many milliseconds HTTP threads may run on any core after the load was uneven across cores */
+    /* after the load was uneven across cores, HTTP threads may run on any core for this many milliseconds */
     FREE_MS = 2000,
-    /* a connection gets a thread of the core where its packets arrive if that thread has at most this many more
-     * connections than the least busy thread */
+    /* when the least busy thread of a core has this many more connections than the least busy thread of all cores, new
+     * connections of the core go to other cores */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -113,8 +113,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Pins a thread to its core (it may run nowhere else) or unpins it. If the system refuses, or another program has moved
- * the thread, nothing changes. */
+/* Pins a thread to its core, so that it runs nowhere else, or unpins it. If the system refuses, or another program has
+ * moved the thread, nothing changes. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -162,8 +162,8 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* pins again in each period, because a thread cannot be pinned before its first request: it has no thread id
-         * until then */
+        /* calls hold() in each period, because a thread cannot be pinned before its first request: its thread id is
+         * unknown until then */
         hold(threads, true);
 }
 
@@ -192,7 +192,8 @@ void http_threads_expect(void)
     awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
-/* Polls until expected_ns for the next request of a client that is about to receive its answer. */
+/* Polls for events until the time expected_ns at the latest. A client is about to receive its answer, and its next
+ * request may arrive soon. */
 static int expect(int epfd, struct epoll_event *events, int most)
 {
     int count;

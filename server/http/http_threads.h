@@ -1,19 +1,20 @@
-/* http_threads.h: the HTTP threads: which of them takes a connection, and when each is pinned to one core.
+/* http_threads.h: decides which HTTP thread serves a connection, and when each thread is pinned to one core.
  *
  * Each HTTP thread is a libmicrohttpd daemon with one thread, so that attnd can choose the thread of a connection.
  *
  * If the CPU is the device, most of a small request's time goes to memory: socket buffers, decoded tensors, the
  * workspace. This memory stays in one core's cache if the core on which a connection's packets arrive also runs the
- * HTTP thread of the connection. The kernel tells which core that is (SO_INCOMING_CPU): the core of a client on the
- * same machine, or the core that handles the queue of the network card. Each core therefore has the same number of
- * threads, and a connection goes to the least busy thread of its core.
+ * HTTP thread of the connection. The kernel reports the core on which packets arrive (SO_INCOMING_CPU). For a client on
+ * the same machine it is the client's core, and otherwise the core that handles the queue of the network card. Each
+ * core therefore has the same number of threads, and a connection goes to the least busy thread of its core.
  *
- * But a pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only while
- * there are many requests, and their number in the last period was even across cores. A single client whose packets all
- * arrive on one core is served by the threads of that core, and the scheduler may run them anywhere. When another
- * program takes a core, the threads of this core fall behind, the load becomes uneven, and all threads are unpinned. A
- * core needs at least as many threads as there are cores, because a single client's connections may all be on one
- * core's threads: 4 cores need 16 threads. On larger machines connections go to the least busy thread of all. */
+ * However, a pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only
+ * while there are many requests, and only if the requests of the last period were spread evenly across cores. A single
+ * client whose packets all arrive on one core is served by the threads of that core, and the scheduler may run them
+ * anywhere. When another program takes a core, the threads of this core fall behind, the load becomes uneven, and all
+ * threads are unpinned. A core needs at least as many threads as there are cores, because all connections of a single
+ * client may be served by the threads of one core: 4 cores need 16 threads. If there are fewer threads, no thread
+ * belongs to a core, and each connection goes to the least busy of all threads. */
 #ifndef HTTP_THREADS_H
 #define HTTP_THREADS_H
 
@@ -32,7 +33,7 @@ struct http_thread {
     struct MHD_Daemon *daemon;
     int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
     _Atomic int connections;        /* number of open connections assigned to this thread */
-    _Alignas(64) _Atomic pid_t tid; /* the system's number of this thread; 0: the thread has not run yet */
+    _Alignas(64) _Atomic pid_t tid; /* the system's id of this thread; 0: the thread has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
     bool pinned;                    /* true: the thread may run on its core only */
@@ -41,11 +42,12 @@ struct http_thread {
 struct http_threads {
     int count;
     struct http_thread *list;
-    int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
+    int cores; /* number of cores that have threads (the same number of threads each); 0: threads do not belong to
+                * cores */
     int *cpu;  /* [cores]: the system's number of each core that has threads */
     cpu_set_t all;
-    /* true: connections go to the least busy thread of all cores, until the threads of the connection's core are no
-     * busier than others */
+    /* true: a new connection goes to the least busy thread of all cores, until the threads of the connection's own core
+     * are no busier than other threads */
     bool spills;
     bool held;
     int uneven; /* number of successive periods in which the load of pinned threads was uneven */
@@ -53,19 +55,19 @@ struct http_threads {
 };
 
 /* Makes `count` threads, which have no libmicrohttpd daemon yet. Let n be the number of cores in this process's
- * affinity mask. Each thread belongs to one of these cores under two conditions: `count` is a multiple of n and at
- * least n * n, and the process's CPU quota allows all n cores (`cores` >= n). Otherwise threads belong to no cores.
- * Returns false when out of memory. */
+ * affinity mask. Threads belong to no cores, unless two conditions hold: `count` is a multiple of n and at least n * n,
+ * and the process's CPU quota allows all n cores (`cores` >= n). Then each thread belongs to one core. Returns false
+ * when out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 /* frees the memory for all threads; call it after their libmicrohttpd daemons have ended */
 void http_threads_clear(struct http_threads *threads);
 
-/* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */
+/* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts connections. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
-/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). If the threads of
- * this core have a few connections more than the others, connections go to the others until the numbers are equal. If
- * two threads of a client connect from one core, before the scheduler moves one of them, their connections may
- * therefore get HTTP threads of different cores. */
+/* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). It is the least
+ * busy thread of this core. But once this thread has a few connections more than the least busy thread of all cores,
+ * connections go to the latter until the numbers are equal. Two threads of a client may connect from one core before
+ * the scheduler moves one of them. Their connections may then get HTTP threads of different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
@@ -73,11 +75,11 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread that gives a request to the main thread (more = 1) or gets one back (more = -1). *all
- * counts the requests that all HTTP threads have given to the main thread. While *all is small, the thread keeps its
- * core awake for a moment after it gave a request to the main thread (base/polling_sleep.h). */
+/* Call this on an HTTP thread when it gives a request to the main thread (`more` is 1) or gets a request back (`more`
+ * is -1). *all counts the requests that all HTTP threads have given to the main thread. While *all is small, the thread
+ * keeps its core awake for a moment after it gave a request to the main thread (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
-/* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
+/* Call this on an HTTP thread before it sends an answer, if no other request waits. The client may send its next
  * request at once, so http_threads_wait() polls for HTTP_EXPECT_NS instead of sleeping. */
 void http_threads_expect(void);
 
@@ -86,9 +88,9 @@ void http_threads_expect(void);
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
-/* Judges the load by how many requests each core had in `ms` milliseconds. The load is even if the cores differ by at
- * most a factor of 2. If threads are pinned (`held`), the factor is 4 and half the request rate suffices, so that
- * threads do not alternate between pinned and unpinned. */
+/* Classifies the load by how many requests each core had in `ms` milliseconds. The load is even if the cores differ by
+ * at most a factor of 2. If threads are pinned already (`held`), limits are looser: a factor of 4, and half the request
+ * rate. Threads therefore do not alternate between pinned and unpinned. */
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

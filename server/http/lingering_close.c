@@ -35,9 +35,9 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts their number from
- * *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its side or the
- * connection is broken. */
+/* Drops received bytes of the socket, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts the number of dropped
+ * bytes from *left_bytes. For TCP the system drops them without copying. Returns false if the client has closed its
+ * side or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -87,8 +87,8 @@ static void reset_on_close(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client has sent. Returns whether the socket may be closed. If the socket was cut (shut down for
- * reading), recv() always returns the end of the data, so only the delivery of the answer counts. */
+/* Drops what the client has sent. Returns whether the socket may be closed. If the socket was shut down for reading,
+ * recv() always reports the end of the data. In that case the socket may be closed when the answer is delivered. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -121,9 +121,9 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Drops received bytes of socket i, and returns whether the socket may be closed. `of`: number of sockets that have
- * received bytes. The fewer they are, the more bytes are dropped of each, so that a fast sender is soon done. Call this
- * with the lock held. */
+/* Drops received bytes of socket i, and returns whether the socket may be closed. `of` is the number of sockets that
+ * have received bytes. With fewer such sockets, more bytes are dropped from each, so that a fast sender is soon done.
+ * Call this with the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

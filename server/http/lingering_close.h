@@ -7,12 +7,13 @@
  *
  * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
  * bytes are dropped. The socket is closed as soon as everything has been delivered or the client has closed too, and at
- * the latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
+ * the latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a client that reads fast costs only one
+ * system call.
  *
  * Many clients send all of a request before they read anything. If a request was refused before all of it had arrived
  * (LINGER_DROP), the delivery of its answer does not end the wait. Arriving bytes are dropped until the client closes
  * its side, --discard-ms have passed, or --discard-bytes have arrived. The main thread drops bytes as fast as they
- * arrive. No thread waits for them, and they do not count as a connection. */
+ * arrive. No thread waits for these sockets, and they do not count as connections. */
 #ifndef LINGERING_CLOSE_H
 #define LINGERING_CLOSE_H
 
@@ -24,8 +25,8 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* the socket stays open until the end of the answer has been delivered */
-    /* the socket stays open, and what the client sends is dropped, until the client closes its side or a limit is
-     * reached, even if the answer is delivered earlier */
+    /* even if the answer has been delivered, the socket stays open and bytes from the client are dropped, until the
+     * client closes its side or a limit is reached */
     LINGER_DROP,
     /* the socket, which was also shut down for reading (see reset_on_close()), stays open until the answer has been
      * delivered */
@@ -38,7 +39,7 @@ struct lingering {
      * bytes have arrived on one of the sockets. -1: there is no set. */
     int epoll_fd;
     int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
-    /* no socket is kept under this descriptor number or a larger one, because these numbers are reserved for
+    /* a socket is kept open only under a descriptor number below this one, because larger numbers are reserved for
      * connections */
     int end_fd;
     int64_t drop_bytes, drop_ms;

@@ -1,11 +1,11 @@
-/* listen.c: listening and accepting.
+/* listen.c: listens on sockets and accepts connections.
  *
  * Invariants
- * 1. A client whose connection cannot be taken gets a reason where that is possible: an answer 503 with Retry-After is
- * written to its socket. At the limit of connections, one that is idle or never showed a token is closed to make room
- * (connections_make_room()).
- * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
- * the backlog would keep waking the main thread for connections that it cannot accept.
+ * 1. If a connection cannot be accepted, its client is told so where possible: an answer 503 with Retry-After is
+ * written to its socket. At the limit on connections, a connection that is idle or never showed a token is closed to
+ * make room (connections_make_room()).
+ * 2. When file descriptors run out, a spare descriptor is closed for a moment, so that one client can be accepted and
+ * refused. Otherwise the backlog would keep waking the main thread for connections that it cannot accept.
  * 3. When clients wait for accept(), the main thread accepts at most LISTEN_ACCEPT_BURST of them, does its other work,
  *    and accepts again.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
@@ -96,8 +96,8 @@ static attn_status open_unix(struct listener *listener, const char *option, cons
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* The umask decides the mode of the socket's file when bind() makes it: access for owner and group only. No other
-     * thread runs yet that the changed umask could affect. */
+    /* With this umask, bind() makes the socket's file with access for owner and group only. The changed umask affects
+     * no other thread, because no other thread runs yet. */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
@@ -236,8 +236,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* True if there is room for one more connection. If their number is at its limit, connections_make_room() closes one of
- * them. */
+/* True if there is room for one more connection. At the limit on connections, connections_make_room() first closes an
+ * open one. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -348,9 +348,9 @@ void listener_stop(struct listener *listener)
     loop_unwatch(listener->watch);
     listener->watch = NULL;
     /* The listener is closed soon after a drain begins (the server finishes its requests before it stops). If the
-     * listener stayed open, the kernel would take clients during the drain, and reset them at the end. A load balancer
-     * whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the
-     * socket. */
+     * listener stayed open, the kernel would accept clients during the drain, and reset their connections at the end. A
+     * load balancer whose connection is refused goes to the next server at once. A supervisor keeps its own descriptor
+     * of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -20,7 +20,7 @@ struct listener {
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
-    struct loop_watch *watch; /* the main thread's watch of the socket; NULL: no connections are accepted */
+    struct loop_watch *watch; /* lets the main thread know when clients connect; NULL: no connections are accepted */
     /* true: another process (the supervisor) opened the socket, and has a descriptor of it too */
     bool adopted;
     /* time at which listener_retire() was called for this listener; 0: it was not called */
@@ -50,8 +50,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still
- * takes new clients afterwards, or the socket is a unix socket, this function stops the listener at once. */
+/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still accepts
+ * new clients after that, or if the socket is a unix socket, this function stops the listener at once. */
 void listener_retire(struct listener *listener);
 /* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

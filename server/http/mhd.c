@@ -77,8 +77,8 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the address of the request's peer. If a trusted proxy sent the request, the peer is the client behind the
- * proxy. */
+/* Sets the address of the request's client. If a trusted proxy sent the request, this is the address of the client
+ * behind the proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -187,7 +187,7 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
     return http_head_unescape(text);
 }
 
-/* Does the next step of a request. libmicrohttpd calls this one function for every event of the request. */
+/* Does the next step of a request. libmicrohttpd calls this function for every event of the request. */
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {
@@ -196,8 +196,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     /* percent-escapes in the path are resolved now, so the path may belong to another route, whose
-                      * refusals have another content type */
+                     /* the percent-escapes in the path are resolved now; the resolved path may belong to a different
+                      * route, whose error answers may have a different content type */
                      route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
@@ -208,7 +208,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
             /* Some bytes of the body are left for the next call, so the connection is suspended and resumed at once.
-             * Without the suspension it would hang (quirk 5 of mhd_quirks.h). */
+             * Without the suspension, the connection would hang (quirk 5 of mhd_quirks.h). */
             if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
@@ -242,13 +242,14 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* ends the suspension here if the connection broke between its resume and its answer */
+    end_wait(request); /* ends the suspension here if the connection broke after it was resumed and before its answer
+                        * was sent */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* false, which means that the connection was cut, is ignored: the connection ends anyway */
+    /* the result false (the connection was cut) is ignored, because the connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 

@@ -1,5 +1,5 @@
-/* mhd.h: the part of the server that uses libmicrohttpd. Connections arrive here, requests go to the main thread and
- * return as answers. */
+/* mhd.h: the part of the server that uses libmicrohttpd. Connections arrive here. Their requests go to the main thread,
+ * and come back from it with their answers. */
 #ifndef MHD_H
 #define MHD_H
 

@@ -12,8 +12,8 @@
 
 static bool is_0_9(void)
 {
-    /* MHD_get_version() tells the version that runs, which may differ from the header that this file was compiled
-     * with */
+    /* MHD_get_version() tells the version of the loaded library, which may differ from the version of the header
+     * file */
     return strcmp(MHD_get_version(), "1") < 0;
 }
 
@@ -47,7 +47,7 @@ void mhd_quirks_expectation(struct request *request, const struct http_head *hea
  * requested, the next call for the same epoll set does not sleep (quirk 6). */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-    /* the epoll set that filled the whole buffer in this thread's last call of epoll_wait() */
+    /* the epoll set whose events filled the whole buffer in this thread's last call of epoll_wait() */
     static _Thread_local int full_epfd = -1;
     const int count = http_threads_wait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout);
     full_epfd = count == maxevents ? epfd : -1;

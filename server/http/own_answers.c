@@ -28,8 +28,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd itself refuses requests, and the errors that attnd sends instead. libmicrohttpd's
- * answer 505 is sent unchanged. */
+/* The table refusals[] has the statuses with which libmicrohttpd itself refuses requests, and the errors that attnd
+ * sends instead. libmicrohttpd's answer 505 is sent unchanged. */
 enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
 static const struct {
     int status;
@@ -109,9 +109,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* If the bytes begin an answer that libmicrohttpd made, writes into `refusal` the answer that is sent in its place, and
- * returns its length. Returns 0 if the bytes are sent unchanged, because attnd made the answer or its status is in no
- * row of refusals[]. */
+/* If the bytes are the beginning of an answer that libmicrohttpd made, writes the answer that replaces it to `refusal`,
+ * and returns the length of the new answer. Returns 0 if the bytes are to be sent unchanged: attnd made the answer, or
+ * its status is in no row of refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);
@@ -172,7 +172,8 @@ void own_answers_end(struct connection *connection)
 
 /* ---- Functions that replace functions of the same name in the libraries ------------------------------------------ */
 
-/* Sends the refusal, but tells libmicrohttpd that the client has left, so that libmicrohttpd closes the connection. */
+/* Sends the refusal, but reports to libmicrohttpd that the client has left, so that libmicrohttpd closes the
+ * connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);

@@ -9,9 +9,9 @@
  * libmicrohttpd calls these functions and not the system's. (mhd_quirks.c replaces epoll_wait() in the same way.) In
  * place of an error page, the functions send a problem document (an error as JSON), and then the connection ends.
  *
- * How the functions recognize an error page of libmicrohttpd: the bytes to send are an answer with an error status, and
- * attnd has answered no request on this connection. The functions look only at the bytes, not at libmicrohttpd's log
- * messages, and they do so for TLS too. */
+ * The functions recognize an error page of libmicrohttpd by two facts: the bytes to send are an answer with an error
+ * status, and attnd has answered no request on this connection. They look only at the bytes, not at libmicrohttpd's log
+ * messages. This also works for TLS. */
 #ifndef OWN_ANSWERS_H
 #define OWN_ANSWERS_H
 
@@ -21,8 +21,8 @@ struct request;
 
 /* Call this on an HTTP thread before it serves its first connection. */
 void own_answers_begin(struct http_thread *thread);
-/* Answers a request that has failed in the middle of its body, where libmicrohttpd takes no answer. The caller must end
- * the connection after it. */
+/* Answers a request that has failed in the middle of its body, when libmicrohttpd accepts no answer. The caller must
+ * then end the connection. */
 void own_answers_refuse(struct request *request);
 /* Call this when libmicrohttpd ends a connection whose socket is still open. If the client has sent a part of a message
  * that was not answered, this function answers that the message is malformed. libmicrohttpd 0.9.75 ends a connection in

@@ -39,5 +39,5 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
     char text[REFUSAL_BYTES];
     const size_t length = refusal_text(text, error, detail, request_id, media);
     (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL,
-                  0); /* sendto() and not send(): own_answers.c defines send() for libmicrohttpd */
+                  0); /* sendto() is used because own_answers.c replaces send() */
 }

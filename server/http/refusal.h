@@ -1,5 +1,5 @@
 /* refusal.h: an answer that refuses a client and is written directly to its socket. Such answers are needed before
- * libmicrohttpd has the connection, and in the middle of a body, where libmicrohttpd takes no answer. */
+ * libmicrohttpd gets the connection, and in the middle of a body, when libmicrohttpd accepts no answer. */
 #ifndef REFUSAL_H
 #define REFUSAL_H
 
@@ -14,8 +14,8 @@ enum { REFUSAL_BYTES = 2048 };
  * the route is unknown, pass NULL: the answer then has the content type of problem documents. */
 size_t refusal_text(char text[REFUSAL_BYTES], proto_error error, const char *detail, const char *request_id,
                     const char *media);
-/* Sends as much of the answer as the socket takes at once. A client that does not read may therefore get only a part of
- * it. The caller must shut the socket down. */
+/* Sends as much of the answer as the socket accepts without waiting. A client that does not read may therefore get only
+ * a part of the answer. The caller must shut the socket down. */
 void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media);
 
 #endif

@@ -1,8 +1,8 @@
 /* tokens.c: bearer tokens.
  *
- * A comparison that stops at the first difference tells an attacker how much of a guess was right. Every token is
- * therefore stored in a field of fixed length, padded with zeros, and a candidate is compared with all bytes of all
- * tokens, even after a match. */
+ * The time of a comparison that stops at the first difference tells an attacker how much of a guess was right. Every
+ * token is therefore stored in a field of fixed length, padded with zeros, and a candidate is compared with all bytes
+ * of all tokens, even after a match. */
 #include "server/http/tokens.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ struct token {
     uint8_t text[TOKEN_MAX_BYTES];
     struct caller *caller; /* the token's account, to which this struct holds a reference */
     char name
-        /* name of a new account: the comment behind the token, otherwise the number of the token's line */
+        /* name of a new account: the comment after the token, or else the number of the token's line */
         [METRICS_LABEL_BYTES];
 };
 
@@ -75,7 +75,7 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
-/* Cuts off the text behind " #", which names the token, and returns this text. Returns NULL if the line has none. */
+/* Cuts off the text after " #", which names the token, and returns this text. Returns NULL if the line has none. */
 static const char *cut_comment(const char *line, size_t *length)
 {
     const char *hash = line;

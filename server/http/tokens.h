@@ -1,5 +1,5 @@
 /* tokens.h: the bearer tokens that may use this server (--token-file). The file has one token per line; blank lines and
- * lines that start with # are skipped. Text behind " #" names the token in /metrics and in the log; without this text
+ * lines that start with # are skipped. Text after " #" names the token in /metrics and in the log; without this text
  * the name is the line's number, such as "line 3". Each token has an account of its own (caller.h). SIGHUP makes the
  * server read the file again; a token that stays in the file keeps its account and its name. All functions are
  * thread-safe. */
@@ -14,8 +14,8 @@
 
 struct tokens;
 
-/* Reads the token file. `share_percent` is how much of each bound one token may use if there are several tokens. On an
- * error returns NULL and describes the error by one line in `why`. */
+/* Reads the token file. `share_percent` is the percentage of each of the server's bounds that one token may use if
+ * there are several tokens. On an error returns NULL and describes the error by one line in `why`. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
 void tokens_close(struct tokens *tokens); /* frees the tokens; does nothing if `tokens` is NULL */
 
@@ -23,7 +23,8 @@ void tokens_close(struct tokens *tokens); /* frees the tokens; does nothing if `
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
 /* Finds the account of the token in the value of an Authorization header, which may be NULL. Returns a reference that
- * the caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
+ * the caller owns, or NULL if no token matches. The search takes the same time for known and unknown tokens of the same
+ * length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
 /* True if this account belongs to one of the tokens. */

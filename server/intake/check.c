@@ -59,9 +59,9 @@ bool check_shared(struct request *request)
 }
 
 /* Inputs in shared memory are copied to the request's block of staging memory (memory for tensors). If that block is
- * small and too short, leases a longer one with room for all inputs, and a third more for outputs. The pool prefers
- * blocks that were used before, because their pages are mapped already. If no block can be leased now, the request's
- * block grows later. */
+ * small and too short, this function leases a longer block. The longer block has room for all inputs, and a third more
+ * for outputs. The pool prefers blocks that were used before, because their pages are mapped already. If no block can
+ * be leased now, the request's block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -122,8 +122,8 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* Sets the item's cache to the one that the path of an append request names. False: the name is too long for a cache's
- * id. */
+/* Sets the item's cache to the one that the path of an append request names. Returns false if the name is too long for
+ * a cache's id. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];

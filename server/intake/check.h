@@ -1,9 +1,10 @@
 /* check.h: checks a complete request body, and makes from it a job that can run, or refuses it.
  *
- * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. A
- * small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's threads, for
- * the main thread (state CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared
- * memory are therefore handled in pieces, which alternate with the pieces of other requests. */
+ * The time that a check takes depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a
+ * gigabyte. A small body is therefore checked by the HTTP thread that received it. Large bodies are checked by libuv's
+ * threads on behalf of the main thread (state CHECKING). Reading shared memory is slow too: 15 ms for 67 MB. Large
+ * bodies and shared memory are therefore handled in pieces of work, which alternate with the pieces of other
+ * requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -21,22 +22,22 @@ struct check_result {
 };
 
 /* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
- * before the other functions of this header. False: the request has failed. */
+ * before the other functions of this header. Returns false if this fails, and then fails the request. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);
 /* Reads inputs in shared memory, decodes the body, checks it and prepares the job. Afterwards request->job is set,
  * unless the check failed early. */
 void check_body(struct request *request, struct check_result *result);
-/* Does a piece of the work of check_body(), until the time until_ns. True: all of the work is done. Before the first
- * call, *result must be all zeros. */
+/* Does a part of the work of check_body(), and stops at the time until_ns. Returns true when all of the work is done.
+ * Before the first call, *result must be all zeros. */
 bool check_piece(struct request *request, struct check_result *result, int64_t until_ns);
 /* Copies to the request what the check found: the deadline and, if the check failed, the error. Only the request's
  * owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);
 
-/* Returns the request's deadline. The server's time limit runs from the last byte of the body, and the client's time
- * limit from the arrival of the request line. The earlier end of the two counts. `call` may be NULL while the time
+/* Returns the request's deadline. The server's time limit starts at the last byte of the body. The client's time limit
+ * starts when the request line arrives. The deadline is the earlier end of the two. `call` may be NULL while the time
  * limit in the body is unknown. */
 int64_t check_deadline(const struct request *request, const proto_call *call);
 

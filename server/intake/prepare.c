@@ -5,11 +5,11 @@
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
- *   spare:   | out | lse | ... when they do not fit behind the inputs
+ *   spare:   | out | lse | ... when they do not fit after the inputs
  *
  * If a client wants outputs in its registered range of a GPU's memory, the outputs lie there instead. Every tensor here
- * starts on a 64-byte boundary. All outputs form one piece, and all inputs form another: a device with its own memory
- * copies each piece at once. */
+ * starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so a device with its own memory
+ * copies each of these two ranges at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -29,8 +29,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output tensor of the item (one problem of the body) with this number, or NULL if it needs no memory. If
- * the item's forward is saved (`save`), more outputs need memory than the answer contains. */
+/* Returns the output tensor with this number, of one item (a problem of the body), or NULL if the tensor needs no
+ * memory. If the item's forward is saved (`save`), outputs that the answer does not contain need memory too. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -61,8 +61,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An earlier problem of the same body has taken this context (saved forward), which can be used only once, so this
-     * problem fails. */
+    /* An earlier problem of the same body has taken this context (saved forward). A context can be used only once, so
+     * this problem fails. */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -75,7 +75,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    /* the saved tensors were checked when they arrived, so the error is in the tensors of this backward */
+    /* the saved tensors were checked when the forward arrived, so the error is in the tensors that came with this
+     * backward */
     if (status != ATTN_OK) {
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
@@ -86,8 +87,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Lets a later backward take a context (saved forward) again, because the problem that had taken the context was
- * refused. */
+/* Makes a context (saved forward) available again for a later backward, because the problem that had taken the context
+ * was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -96,7 +97,7 @@ static void give_context_back(struct job *job, int index)
     job->saved[index] = NULL;
 }
 
-/* Adds the outputs that a context (saved forward) needs, out and lse, if they are not requested. */
+/* Adds the outputs that a context (saved forward) needs, `out` and `lse`, if the request does not ask for them. */
 static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 {
     static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
@@ -108,7 +109,7 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 }
 
 /* Refuses `save` for a forward whose backward no kernel could compute. Only the tensors in decide[] are examined,
- * because reading the values of masks a second time would take long. */
+ * because reading the values of masks a second time would be slow. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -145,9 +146,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem
- * whose shapes are known. Refuses `save` and checks for tensors in a GPU's memory, because the client may change
- * them after the request, and the CPU cannot read them. */
+/* Sets the addresses of the tensors that lie in clients' registered memory (regions), for a body with one problem whose
+ * shapes are known. If tensors are in a GPU's memory, refuses the member `save`, because the client may change these
+ * tensors after the request. Also refuses a check of results in that case, because the CPU cannot read the tensors. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -237,7 +238,7 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Sums the scratch memory that a device reserves for all problems that will run. */
+/* Determines the scratch memory that a device needs for all problems of the job that will run. */
 static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
     const int all = job->call->count;
@@ -252,10 +253,10 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory that a job needs for its kernels and for its exact outputs (truths, in float64),
- * without the outputs themselves. In a check the truth is an output. `workspace`: bytes of scratch memory that the
- * kernels need; computing the truth reuses it. Items (problems) are verified one after the other, so only the largest
- * truth counts. */
+/* Returns the bytes of device memory that a job needs for scratch memory and for its truths (exact outputs in float64).
+ * `workspace` is the scratch memory in bytes that the kernels need, which is reused for computing the truths. Items
+ * (problems) are verified one after the other, so only the largest truth counts. In a check no truth counts here,
+ * because the truth then lies in the memory of the outputs. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -296,7 +297,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* Adds the cost of a problem to the job's cost. *most: seconds of the costliest problem so far. */
+/* Adds the cost of a problem to the job's cost. *most is the time in seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -308,8 +309,8 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds to the job's cost the time that a device takes to compute the exact outputs (truth, in float64) of an item
- * (problem). */
+/* Adds to the job's cost the time that a device needs to compute the exact outputs (in float64) of an item (problem).
+ * If the device need not compute them, adds nothing. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -318,10 +319,10 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides whether a device computes the exact results (truth, in float64) of a check, and adds the check's cost to the
- * job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes them. For the judge
- * on the CPU, the cost is at most PREPARE_JUDGE_S, because a judge with little time computes exact results of some rows
- * only. */
+/* Decides whether a device computes the exact results (in float64) for a check of a client's results, and adds the
+ * check's cost to the job. Returns how many bytes of the outputs' memory the exact results take; 0: no device computes
+ * them. The judge (the code on the CPU that compares the results) costs at most PREPARE_JUDGE_S, because it checks only
+ * some rows if time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -332,7 +333,7 @@ static size_t add_judge(struct job *job, int index, const attn_capabilities *can
     return bytes;
 }
 
-/* Adds to the job's cost the time to count pairs of a query and a key in an item (a problem of the body); see
+/* Adds to the job's cost the time for counting the query-key pairs of an item (a problem of the body); see
  * attn_counter. */
 static void add_count(struct job *job, const proto_item *item)
 {
@@ -342,7 +343,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Checks that it is not too much work to count pairs of a query and a key in this item (a problem of the body). */
+/* Checks that counting the query-key pairs of this item (a problem of the body) is not too much work. */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -365,8 +366,9 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns the tensors, as bits, that are in this process's own memory and that no other thread or process writes now.
- * Tensors in caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
+/* Returns, as bits, the tensors that are in this process's own memory and that no other thread or process writes now.
+ * Three kinds of tensors are not among them: those in caches, those in a GPU's memory, and those that a GPU copies from
+ * a client's pages. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
@@ -392,8 +394,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
 }
 
 /* Returns how many bytes of the outputs' memory are for numbers that a device computes in addition to the results.
- * Either these numbers check the lse that the client of a backward gives, or they are differences between a forward's
- * outputs and their exact values. No job has both. */
+ * These numbers either check the lse that a client sends with a backward, or are differences between a forward's
+ * outputs and their exact values. No job has both kinds. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -404,9 +406,9 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. If there is no memory for the
- * exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h) computes these results
- * later. */
+/* Takes `*bytes` of memory for the outputs: either after the inputs in their block, or in a second block. If there is
+ * no memory for the exact results of checks, *bytes becomes 0, and the judge on the CPU (kernels/judge/judge.h)
+ * computes these results later. */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
@@ -490,7 +492,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     at += found_bytes(job);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        /* bind_regions() cannot fail here, because it has succeeded above */
+        /* this second call of bind_regions() cannot fail, because the first call has succeeded */
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK)
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);

@@ -6,13 +6,13 @@
 
 /* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, allocates memory
  * for outputs, chooses the kernels, and estimates the work. If item i (a problem of the body) fails, its error is in
- * call->items[i].error. If the body is an envelope, which holds several problems, this error is answered in the item's
- * place. For any other body, prepare_job() returns the error. Errors of the whole job: BUSY (no memory for the
+ * call->items[i].error. If the body is an envelope (several problems), the answer has this error in place of the item's
+ * results. For any other body, prepare_job() returns the error. Errors of the whole job: BUSY (no memory for the
  * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 
-/* Makes a closer estimate of the time of a job that may take long, from the values of its tensors
+/* Makes a more exact estimate of the time of a job that may take long. The estimate uses the values of the tensors
  * (attn_cost_closer()), which prepare_job() does not read. Does nothing for jobs that take little time. */
 void prepare_look_closer(struct job *job, const attn_device_info *largest);
 

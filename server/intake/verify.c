@@ -1,5 +1,6 @@
-/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. Limits the CPU's work for verifying
- * (attn_verifier of kernels/judge/verify.c) and for checking an lse (attn_check_lse() of kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows of a forward's `out`. It also limits the work of the CPU
+ * for two tasks: verifying rows (attn_verifier of kernels/judge/verify.c) and checking an lse (attn_check_lse() of
+ * kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -25,8 +26,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* Preparing a head for verification costs as much as verifying one row, so the number of heads with rows to verify
-     * is added to the number of rows. */
+    /* Preparing a head for verification costs as much as verifying one row. The number of heads that have rows to
+     * verify is therefore added to the number of rows. */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -47,8 +48,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines the time and the memory that a device needs for the exact outputs (truth, in float64) of an item
- * (problem). False: devices do not compute exact outputs, or there is nothing to compute. */
+/* Determines the time and the memory that a device needs to compute the exact outputs (in float64) of an item
+ * (problem). Returns false if devices do not compute exact outputs, or if there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -91,8 +92,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of the exact values (float64) of one result, rounded up so that the values of another result can
- * follow. 0: these values are not wanted. */
+/* Returns how many bytes the exact values (float64) of one result take, rounded up so that the values of the next
+ * result can follow. Returns 0 if these values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;

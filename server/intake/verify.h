@@ -1,10 +1,10 @@
-/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for the
- * member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. If a
- * device does this, it recomputes all rows (device/truth.c). Otherwise the CPU recomputes rows in pieces, on libuv's
- * threads (sched/finish.h). The CPU may be slow, so its work is bounded.
+/* verify.h: two checks in float64. The first checks the lse that a client gives with a backward or an observe. The
+ * second serves the member `verify` of a body: it recomputes rows of a forward's `out` after the kernel, and the answer
+ * reports the errors of these rows. If a device recomputes rows, it recomputes all of them (device/truth.c). Otherwise
+ * the CPU recomputes rows in pieces, on libuv's threads (sched/finish.h). The CPU may be slow, so its work is bounded.
  *
- * A device may also compute the truth for a check: the exact results, in float64, with which a judge compares the
- * client's results. */
+ * A device may also compute the exact results, in float64, for a check. A judge compares the client's results with
+ * them. */
 #ifndef VERIFY_H
 #define VERIFY_H
 
@@ -14,8 +14,8 @@
 /* Decides where the outputs of an item are verified. A device verifies them (job->truths) if devices can compute the
  * exact outputs in float64, and the request wants all rows, or more rows than the CPU may verify. Otherwise the CPU
  * verifies the rows, but only if no tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that
- * earlier problems of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: the work exceeds the
- * CPU's bounds and no device can do it, or the item is not a forward whose answer contains `out`. INVALID: tensors are
+ * earlier problems of the body have not used. Only verification on the CPU uses it. UNSUPPORTED: no device can verify
+ * and the work exceeds the CPU's bounds, or the item is not a forward whose answer contains `out`. INVALID: tensors are
  * in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
@@ -25,19 +25,20 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how
- * many bytes these results take in the memory of the outputs. 0: the judge on the CPU computes them itself, for some
- * rows if the problem is large. The CPU does so if devices do not compute exact results, if only a GPU can read the
- * tensors, or if judge_wants() returns 0. */
+ * many bytes these results take in the memory of the outputs. 0: the judge (the code on the CPU that compares the
+ * results) computes them itself, but only for some rows if the problem is large. This happens if devices do not compute
+ * exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
 /* Chooses addresses in the memory of the outputs, from *at on, for the exact results of the body's checks, and advances
  * *at. */
 void verify_place_checks(struct job *job, char **at);
-/* Lets the judge on the CPU (kernels/judge/judge.h) compute the exact results for all checks of the body. Call this
- * before the job is queued. */
+/* Makes the judge on the CPU (kernels/judge/judge.h), and no device, compute the exact results for all checks of the
+ * body. Call this before the job is queued. */
 void verify_drop_checks(struct job *job);
 
-/* Writes the verification result of an item, from the differences that a device has found between its outputs and the
- * exact ones. False: the device does not compute exact outputs, or was not told to do so for this item. */
+/* Writes the verification result of an item (problem), from the differences that a device has found between its outputs
+ * and the exact outputs. Returns false if the device does not compute exact outputs, or was not told to compute them
+ * for this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
 /* Checks the lse that the client gives with a backward or an observe, before the request runs. INVALID: this lse cannot

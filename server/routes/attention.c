@@ -1,7 +1,7 @@
 /* attention.c: the content types of tensors, and the schemas of problems and results.
  *
  * This file writes the schemas from the same tables by which the server reads bodies: proto_operations[] (what an
- * operation takes, needs and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
+ * operation accepts, requires and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
 #include "server/routes/attention.h"
 
 #include <string.h>
@@ -12,8 +12,9 @@
 
 /* ---- Tables of the bodies ---------------------------------------------------------------------------------------- */
 
-/* The content types that curl and fetch() send by default. A body with one of them is read as JSON. A browser lets a
- * page of another site send them without a preflight request, so head_rules.c checks the Origin. */
+/* The content types that curl and fetch() send by default. A body with one of these types is read as JSON. A browser
+ * lets a page of another site send bodies of these types without a preflight request, so head_rules.c checks the
+ * Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
 /* The formats of bodies with tensors, by content type. The answer has the body's content type, or one that Accept
@@ -45,16 +46,16 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* A merge takes parts (each has results for some of the keys). Writes the schema of a part's tensor, or of the tensor's
- * gradient, as a member. */
+/* Writes the schema of one tensor of a merge's part, or of the tensor's gradient, as a member. Each part of a merge has
+ * the attention results for some of the keys. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts (results for some of the keys each): an array of objects with the tensors `one`
- * and `other`. */
+/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. Each part has the
+ * attention results for some of the keys. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -84,8 +85,8 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* If the tensor may have several dtypes, the description lists them here. If it may have only one, the text from
-     * attn_tensor_shape() has named it. */
+    /* If the tensor may have several dtypes, the description lists them here. A single dtype was already named in the
+     * text from attn_tensor_shape(). */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -170,7 +171,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Writes which tensors may be given only if a certain other tensor is given. */
+/* Writes a schema rule for each tensor that may be given only together with a certain other tensor. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -189,7 +190,8 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* Writes the schema of a problem. `with_context`: the problem is a backward whose inputs a forward has saved. */
+/* Writes the schema of a problem. If `with_context` is true, the problem is a backward whose inputs a forward has
+ * saved. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -222,8 +224,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes a reference to the schema of a problem. If `context`, also writes a reference to the schema of a backward that
- * names a saved forward (a context) instead of sending the forward's tensors. */
+/* Writes a reference to the schema of a problem. If `context` is true, also writes a reference to a second schema: a
+ * backward that names a saved forward (a context) instead of sending the forward's tensors. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);

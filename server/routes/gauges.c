@@ -1,4 +1,4 @@
-/* gauges.c: reads the present numbers of every part of the server, and sets the gauges of /metrics to them. */
+/* gauges.c: reads the current numbers of all parts of the server, and sets the gauges of /metrics to these numbers. */
 #include "server/routes/gauges.h"
 
 #include <stdlib.h>

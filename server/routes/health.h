@@ -1,4 +1,4 @@
-/* health.h: health probes. They tell whether the process works, and whether the server takes requests. Any thread may
+/* health.h: health probes. They show whether the process works, and whether the server accepts requests. Any thread may
  * call these handlers (route.h). */
 #ifndef HEALTH_H
 #define HEALTH_H

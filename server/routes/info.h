@@ -34,8 +34,8 @@ struct info_facts {
 
 /* ---- Writing the document ---------------------------------------------------------------------------------------- */
 
-/* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees.
- * Returns NULL when out of memory. Any thread may call this function, which keeps no state. */
+/* Writes the body of GET /v1/info. Returns a text of *length bytes, followed by a NUL, which the caller frees. Returns
+ * NULL when out of memory. Any thread may call this function, which keeps no state. */
 char *info_write(const struct info_facts *facts, size_t *length);
 
 /* Answers GET /v1/info: gathers the facts and writes them. Any thread may call it. */

@@ -10,7 +10,8 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text to which everything is appended. In a struct of zeros the first call initialises it. */
+/* Returns the text to which everything is appended. If the struct is all zeros, this function first initialises the
+ * text. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -53,7 +54,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* json_put() does not know this escape: a mistake in this program */
+        } else if (*f == '%') abort(); /* an unknown conversion, which is a bug of the caller */
     }
     va_end(args);
 }

@@ -1,9 +1,9 @@
 /* json.h: writes JSON as text, for documents whose structure the program knows. (proto-json/ reads the JSON of
  * clients.) cJSON's tree does not suffice here, for two reasons. cJSON stores every number as a double, which cannot
- * hold 18446744073709551615. cJSON allocates memory in some hundred calls that may each fail. Here one check at the end
- * is enough.
+ * hold 18446744073709551615. With cJSON, a document takes some hundred memory allocations, each of which may fail. With
+ * this file, one check at the end is enough.
  *
- * A format is JSON with ' for ", so that C needs no backslashes:
+ * A format is JSON with ' in place of ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
  * The format itself therefore cannot contain an apostrophe. A string that %s inserts may contain anything, and is
  * escaped. */
@@ -26,7 +26,7 @@ void json_comma(struct json *j); /* appends a comma, unless the object or array 
 
 void json_name(struct json *j, const char *name); /* appends a string as the next element of an array */
 
-/* Returns the text with a NUL behind it, which the caller frees. Returns NULL if an earlier call has failed. */
+/* Returns the text, followed by a NUL, which the caller frees. Returns NULL if an earlier call has failed. */
 char *json_take(struct json *j, size_t *length);
 
 #endif

@@ -2,9 +2,9 @@
  *
  * A model is a name for an operation, such as forward, with a dtype and a mask. Each dtype has models of its own, with
  * and without a causal mask, because clients such as perf_analyzer can choose only a model's name, shapes and a dtype.
- * These clients send every input that the model's metadata list. The metadata therefore list only the required inputs.
- * They also list, marked as optional, the inputs that a request may leave out once its sequence has begun. The
- * parameters of a model's configuration list all other inputs.
+ * These clients send every input that the metadata of the model names. The metadata therefore names only two kinds of
+ * inputs: the required ones, and those that a request may leave out once its sequence has begun, which are marked as
+ * optional. The parameters of the model's configuration name all other inputs.
  *
  * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the
  * time of whole requests. The other names are parts of this time: `queue`, `compute_input` (decoding and copying in),
@@ -105,8 +105,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors that the parts of a merge have (or of their gradients), from part `first` on:
- * "parts.1.out,parts.1.lse,...". */
+/* Appends the names of the tensors of a merge's parts, from part number `first` on: "parts.1.out,parts.1.lse,...". If
+ * `gradients` is true, the names are those of the tensors' gradients. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -114,8 +114,8 @@ static void add_parts(struct text *t, int first, bool gradients)
         text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
 }
 
-/* Writes a tensor's description in the form of a model's metadata or, with `config`, of a model's configuration. The
- * two forms have different names for the same facts. */
+/* Writes a tensor's description in the form of a model's metadata or, if `config` is true, of a model's configuration.
+ * The two forms have different names for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
     char name[PROTO_NAME_BYTES];
@@ -135,7 +135,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* every merge also requires out and lse of its first part, which are not in the table of tensors */
+    /* every merge also requires `out` and `lse` of its first part, which are not in the table of tensors */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");

@@ -30,8 +30,9 @@ static int weight_of(const char *at, const char *end)
     return weight > 1000 ? 1000 : weight;
 }
 
-/* Returns how closely an element of an Accept header matches the media type. 3: the element is the type's full name. 2:
- * it is "application/" and a star. 1: it is two stars. 0: it does not match. */
+/* Returns how closely an element of an Accept header matches the media type. The result is 3 if the element is the
+ * type's full name, 2 if it is "application/" with a star, 1 if it is two stars with a slash between them, and 0 if it
+ * does not match. */
 static int names(const char *at, const char *end, const char *type)
 {
     const char *const slash = strchr(type, '/');

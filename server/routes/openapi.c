@@ -3,7 +3,7 @@
  *
  * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
  * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton
- * openapi.json. A mark such as "@paths@" in the skeleton tells put_document() where the text from a table goes:
+ * openapi.json. A mark such as "@paths@" in the skeleton shows put_document() where to insert the text from a table:
  *
  *   the rows of the routes (route.h)   -> the paths, and the answers and errors of each
  *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
@@ -60,10 +60,10 @@ struct document {
 
 /* ---- The tables of this file ------------------------------------------------------------------------------------- */
 
-/* Sets of errors that routes have in common: those of every route, of routes with tensors, of routes that compute or
- * change something, and of routes that require a token. The row of a route adds the errors of this route only. The
- * document mentions no errors outside these sets. The error for an unknown path, for example, belongs to no
- * operation. */
+/* Sets of errors that several routes have in common. There is one set for all routes, one for routes with tensors, one
+ * for routes that compute or change something, and one for routes that require a token. The row of a route adds the
+ * errors of this route only. The document mentions no other errors. For example, the error for an unknown path belongs
+ * to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
@@ -78,9 +78,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of openapi.json describes. `on`: the statuses whose answers always have
- * the header. 0: answers usually have it, except those that are written directly to a socket, such as a 408 in the
- * middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` has the statuses whose answers always
+ * have the header. If `on` is 0, answers have the header unless they are written directly to a socket, such as a 408 in
+ * the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -100,7 +100,7 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    /* name of the schema of the body for which this is an example, as the rows of the routes write it */
+    /* name of the schema of the example's body, as it is written in the rows of the routes */
     const char *body;
     const char *name, *summary, *value;
 } examples[] = {
@@ -305,7 +305,8 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of one path, one for each row with this path. Row `first` is the first of these rows. */
+/* Writes the operations of one path: one operation for each row with this path. `first` is the index of the first of
+ * these rows. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);
@@ -436,9 +437,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text behind the
- * mark. If a string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a
- * member, the member's value 0 is dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) in the text `at`, and returns the text after the mark.
+ * If a string consists only of a mark, its quotes are replaced too. If this string is the name of a member, the
+ * member's value 0 is also dropped. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -452,7 +453,7 @@ static const char *take_mark(struct document *d, const char *at)
 }
 
 /* Writes the skeleton openapi.json without its blanks and with its marks replaced. A comma is written only if another
- * member or element follows. The strings of the skeleton must not contain escapes. */
+ * member or element follows. The strings of the skeleton must not contain backslash escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

@@ -1,10 +1,10 @@
 /* page.c: the pages at / and /docs, for browsers.
  *
- * The pages are index.html and docs.html, which the assembler embeds in the program. A mark in each page is replaced by
- * the version of attnd. The pages contain no external asset and no text of a client. The script of index.html fetches
- * /v1/info every two seconds, and the script of docs.html fetches /openapi.json once. The scripts insert texts (never
- * HTML) into the page. The Content-Security-Policy allows their style and script by SHA-256; after an edit of a page a
- * test fails and prints the new hashes. */
+ * The pages are index.html and docs.html, which the assembler embeds in the program. A placeholder in each page is
+ * replaced by the version of attnd. The pages contain no external asset and no text from clients. The script of
+ * index.html fetches /v1/info every two seconds, and the script of docs.html fetches /openapi.json once. The scripts
+ * insert texts (never HTML) into the page. The Content-Security-Policy allows their style and script by SHA-256; after
+ * an edit of a page a test fails and prints the new hashes. */
 #include "server/routes/page.h"
 
 #include <assert.h>

@@ -9,7 +9,7 @@
 
 enum page { PAGE_INDEX, PAGE_DOCS, PAGE_COUNT };
 
-/* Writes a page of the type text/html; charset=utf-8. Returns a text of *length bytes with a NUL behind them, which the
+/* Writes a page of the type text/html; charset=utf-8. Returns a text of *length bytes, followed by a NUL, which the
  * caller frees. Returns NULL when out of memory. Any thread may call this. */
 char *page_write(enum page page, size_t *length);
 

@@ -1,14 +1,14 @@
 /* route.h: the columns of the table of routes, and how a path and a method find their row.
  *
- * routes/routes.c has the rows. mhd.c and answer.c serve requests by them, and openapi.c describes them, so a new
- * endpoint is a row, a handler and a test.
+ * routes/routes.c has the rows. mhd.c and answer.c use the rows to serve requests, and openapi.c describes them, so a
+ * new endpoint is a row, a handler and a test.
  *
  * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
  * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
- * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
- * end begins an empty segment, which no pattern has. If several patterns fit a path, the server takes the pattern that
- * has a fixed text where the patterns first differ. A path is found even if no row has the request's method, so that a
- * 405 answer can list the methods of the path. */
+ * is cut off. The escapes %2F and %00 are not resolved (http_head_unescape()), so every slash separates segments. A
+ * slash at the end begins an empty segment, which no pattern has. If several patterns fit a path, the server chooses
+ * the pattern that has a fixed text where the patterns first differ. A path is found even if no row has the request's
+ * method, so that a 405 answer can list the methods of the path. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -48,7 +48,7 @@ struct route_body {
          * type, and NULL ends the list. NULL: there is no list. */
         *also;
     const proto_format *format;
-    /* The schema of body and answer: JSON with ' for ". NULL: the route's row names the schemas. */
+    /* The JSON schema of the body and of the answer, with ' in place of ". NULL: the route's row names the schemas. */
     const char *schema;
 };
 
@@ -63,8 +63,8 @@ struct route_parameter {
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        /* Texts about the successful answer: its description, its content type, and its schema (JSON with ' for "). All
-         * are NULL if the answer is empty. */
+        /* Texts about the successful answer: its description, its content type, and its schema (JSON with ' in place of
+         * "). All are NULL if the answer is empty. */
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
@@ -87,7 +87,7 @@ struct route {
     /* the ports (PORT_MAIN, PORT_METRICS) on which a request of this route must have a token, if the server has
      * tokens */
     unsigned token;
-    bool quiet; /* true: requests of this route are logged at level debug, because probes come every second */
+    bool quiet; /* true: requests of this route are logged only at level debug, because probes send them every second */
     /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
     bool model;
     /* true: the route is not in the OpenAPI document, because it is another spelling of a route, or only tells clients
@@ -97,16 +97,16 @@ struct route {
      * OpenAPI document. */
     enum route_shm shm;
 
-    /* For a route whose bodies contain tensors: the formats of the body, and the operation. The body may have up to
-     * --max-body-bytes. If the path names a model, the model determines the operation. */
+    /* These members are for a route whose bodies contain tensors: the formats of the body, and the operation. The body
+     * may have up to --max-body-bytes. If the path names a model, the model determines the operation. */
     const struct route_body *bodies; /* formats of the body; NULL: the route has no tensors, and its body is dropped */
-    bool optional_body;              /* for a route without tensors; true: the body may be left out */
-    /* For a route without tensors. True: the body is kept for the handler (request->text), up to
+    bool optional_body;              /* only for a route without tensors; true: the body may be left out */
+    /* Only for a route without tensors. If true, the body is kept for the handler (request->text), up to
      * HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* True: the handler changes nothing, even if its method is not GET, so a client may repeat the request. If there
-     * is no memory for the answer, the client gets 503. False: if there is no memory for the answer, the connection is
-     * closed without an answer. */
+    /* If true, the handler changes nothing, even if its method is not GET. If there is no memory for the answer, the
+     * client then gets 503 and may repeat the request. If this member is false, the connection is closed without an
+     * answer in that case. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
@@ -118,8 +118,8 @@ struct route {
     struct route_doc doc;
 };
 
-/* Returns the row of proto_operations[] for the route. Returns NULL if the route has no operation, or its path names a
- * model. */
+/* Returns the row of proto_operations[] for the route. Returns NULL if the route has no operation, or if its path names
+ * a model. */
 static inline const proto_operation *route_operation(const struct route *route)
 {
     return route->bodies && !route->model ? &proto_operations[route->op] : NULL;
@@ -136,7 +136,8 @@ struct route_match {
     struct slice parameters[REQUEST_PARAMETERS];
 };
 
-/* Looks for a path among `count` rows, for a request on `port` (PORT_MAIN, PORT_METRICS). */
+/* Looks among `count` rows (routes) for the one that serves this path and method on `port` (PORT_MAIN,
+ * PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
 /* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path
@@ -156,15 +157,16 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of route->bodies that writes the answer to a body that the row `body` decoded. It is the row that the
- * header Accept (NULL: not given) prefers, or `body` if Accept prefers no other row. If Accept allows no row, the first
- * row is returned. The client then gets an answer in a format that it did not ask for, and no error. */
+/* Returns the row of route->bodies (formats) in which the answer is written. `body` is the row that decoded the
+ * request's body. The result is the row that the header Accept (NULL: not given) prefers, or `body` if Accept prefers
+ * no other row. If Accept allows none of the rows, the first row is returned: the client gets an answer in a format
+ * that it did not ask for, and no error. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */
 const char *route_media(const struct route *route, char *text, size_t capacity);
 
-/* A reference to a schema of the OpenAPI document, for the member `schema` of a row. */
+/* A reference to a schema of the OpenAPI document, as a value of the member `schema` of a route. */
 #define ROUTE_SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "server/routes/route.h"
 
-/* Looks for a path in the table of routes, for a request on `port` (PORT_MAIN, PORT_METRICS). */
+/* Looks in the table of routes for the row of this path and method on `port` (PORT_MAIN, PORT_METRICS). */
 struct route_match routes_find(unsigned port, const char *path, const char *method);
 
 /* The hint for a client that seems to look for the attention routes. */

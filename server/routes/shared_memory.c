@@ -141,7 +141,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* True if GPU memory can be registered. Otherwise fails the request and returns false. */
+/* True if the server can register GPU memory. If it cannot, this function fails the request and returns false. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;

@@ -2,9 +2,9 @@
  * regions/regions.h says what a region is, and how its bytes are read and written.
  *
  * These functions are handlers of routes (route.h). --allow-shm offers regions in /dev/shm, and --allow-cuda-shm
- * regions in a GPU's memory. If only one of the two options is set, clients can register no regions of the other kind
- * (the answer is 501). Requests to list or unregister such regions succeed, because stock clients send both before they
- * begin. If neither option is set, all requests are answered 501. */
+ * regions in a GPU's memory. If only one of the two options is set, requests to register a region of the other kind are
+ * answered 501. Requests to list or unregister regions of that kind succeed, because Triton's clients send them for
+ * both kinds before they register a region. If neither option is set, all requests are answered 501. */
 #ifndef SHARED_MEMORY_H
 #define SHARED_MEMORY_H
 
