@@ -8,13 +8,13 @@
  *              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ the variant's decode(): a loop over whole groups
  *                                           ^^^^ step() again: the rest, the padding, the first foreign character
  *
- * Invariants: 1. step() alone decides which text is legal. A variant only takes groups of four alphabet characters, and
- * may take fewer
- *    than there are.
- * 2. A character that step() refuses is not consumed and changes nothing. 3. The offset of a refusal is the length of
- * the longest beginning that the text shares with any legal text. 4. While a group is not complete, its first `held`
- * characters are in `bits`. After padding `ended` stays set. `held` is
- *    then 3 if one more '=' must follow, and 0 if the text is complete. */
+ * Invariants
+ * 1. step() alone decides which text is legal. A variant only takes groups of four alphabet characters, and may take
+ *    fewer groups than there are.
+ * 2. A character that step() refuses is not consumed and changes nothing.
+ * 3. The offset of a refusal is the length of the longest beginning that the text shares with any legal text.
+ * 4. While a group is not complete, its first `held` characters are in `bits`. After padding, `ended` stays set. `held`
+ *    is then 3 if one more '=' must follow, and 0 if the text is complete. */
 #include "base64.h"
 #include "base64_simd.h"
 
@@ -122,7 +122,7 @@ enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
  * behind these bytes. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
-    if (d->ended) { /* only the second '=' of two may follow the first; no other character may follow padding */
+    if (d->ended) { /* after the first '=' only the second '=' of "==" may follow */
         if (d->held != 3 || c != '=') return false;
         *(*out)++ = (uint8_t)(d->bits >> 4);
         d->held = 0;

@@ -47,7 +47,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
         NEVER | DIGITS | PZ_pz,
         /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, digit or letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* entry for lower 4 bits of F: the alphabet has / O o, but no digit and no letter P-Z p-z */
+        /* entry for characters whose lower 4 bits are F: the alphabet has / O o, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
@@ -169,8 +169,7 @@ size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
     enum {
         READ_TOO_FAR = 4
-    }; /* number of bytes that a load reads too many: the second half of a vector needs 12
-                                * bytes, and a load reads 16 */
+    }; /* number of unneeded bytes that a load reads: the second half of a vector needs 12 bytes, but a load reads 16 */
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

@@ -416,8 +416,9 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Writes characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. Whole groups of four characters
- * go straight to `to`. If a read ends inside a group, the next read encodes that group again. */
+/* Copies part of a tensor's base64 text to `to`: the characters with the indices `taken` to taken + capacity - 1.
+ * Whole groups of four characters go straight to `to`. If a read ends inside a group, the next read encodes that group
+ * again. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;

@@ -1,8 +1,9 @@
 /* numbers.h: arrays of numbers, from JSON text and to JSON text, without a node per number.
  *
  * Reading. `data` of a tensor may be an array of numbers, flat or nested. The reader gets the text in pieces of any
- * size, from the outermost '[' on, and appends the converted elements to memory of the caller. It keeps no more than
- * the one number in which a piece may end. So 32 MiB of "[0,0,0,..." need only the memory of their elements.
+ * size, from the outermost '[' on, and appends the converted elements to memory of the caller. Between two pieces it
+ * keeps at most one number: the one that the end of a piece has cut. So 32 MiB of "[0,0,0,..." need only the memory of
+ * their elements.
  *
  *   numbers_reader r;
  *   numbers_begin(&r, NUMBERS_F16);                     // or NUMBERS_UNTYPED while the dtype is not known

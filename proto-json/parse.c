@@ -502,7 +502,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* keeps the call from being freed here, because the caller owns it from now on */
+        made = NULL; /* the caller now owns the object, so it must not be freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -1,5 +1,5 @@
-/* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. JSON
- * has the parts as a list, the other formats as a tensor for each name:
+/* parse_parts.c: the parts of a merge, which are results (out and lse) of the same queries over different keys. In JSON
+ * the parts are a list. The other formats have one member for each tensor:
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
@@ -291,7 +291,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of the outputs of a merge that the request wants. The outputs have no memory yet. */
+/* Sets shape and dtype of those outputs of a merge that the request wants. The outputs have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

@@ -30,7 +30,8 @@ const char *parse_value_suggestion(const cJSON *value)
     if (!*text) return "; leave it out where it is not wanted";
     if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
-    (void)strtod(text, &end); /* strtod() reads a decimal point, because the program always runs in the C locale */
+    (void)strtod(text, &end); /* strtod() takes '.' as the decimal point, because the program always runs in the C
+                               * locale */
     if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
@@ -400,7 +401,7 @@ static attn_status number(const struct parse_reader *r, attn_tensor_id id, const
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
-    /* strtof() reads a decimal point, because the program always runs in the C locale */
+    /* strtof() takes '.' as the decimal point, because the program always runs in the C locale */
     const float x = strtof(tree_number(value), NULL);
     char quote[TREE_QUOTE_BYTES];
     tree_member member;

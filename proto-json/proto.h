@@ -185,7 +185,7 @@ typedef struct proto_parts {
     int count;
     /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
     bool named;
-    bool has_back; /* true: the gradients of the parts are wanted */
+    bool has_back; /* true: the client wants the gradients of the parts (of the results that the merge combines) */
     /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part. lse is a
      * natural logarithm; it is -inf in a part without keys. */
     attn_result at[];
@@ -195,8 +195,8 @@ typedef struct proto_parts {
  * rank, a shape and strides, but its data is NULL: the caller provides the memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype, or the default: q's dtype, and bfloat16
-                              * for float8 */
+    attn_dtype result_dtype; /* dtype of the results: out_dtype or grad_dtype; by default q's dtype, or bfloat16 if q
+                              * is float8 */
     bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
     /* true: the body gave problem.seed; false: the caller draws a seed for a forward with dropout */
     bool has_seed;
@@ -237,8 +237,8 @@ typedef struct proto_item {
 
 /* ---- The options: one row for each member of a problem that is not a tensor -------------------------------------
  *
- * parse_options.c has this table and reads the members by it, and the OpenAPI document is written from it. The rows of
- * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
+ * parse_options.c has this table, and uses it to read the members. The OpenAPI document is also written from it. A new
+ * option is a new row. The members that are tensors have the table attn_tensors[] (kernels/attention.h). */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 

@@ -9,7 +9,7 @@
  *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
  *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64
  *
- * At the start of a value the state machine decides where its bytes go, the sink:
+ * At the start of each value the state machine chooses the value's sink, which says where the bytes go:
  *     REST      copied, and its first bytes kept in `word` if they may matter (names, dtypes)
  *     EXTRACTED decoded: a base64 string, or the numbers and words of an array
  *     NOWHERE   checked and dropped: the remainder of an extracted value after an error in it
@@ -69,7 +69,7 @@ struct frame {
     bool object;
     int members; /* for an object: the number of its members */
     int extract; /* for an object: index of the extracted value that is its member `data` */
-    int dtype;   /* for an object: the dtype that its member `dtype` has as its value */
+    int dtype;   /* for an object: the value of its member `dtype` */
 };
 
 struct scan {
@@ -77,7 +77,7 @@ struct scan {
     bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error of the body, which all later calls return */
-    uint64_t offset;  /* number of bytes of the body before the present piece */
+    uint64_t offset;  /* number of bytes of the body before the current piece */
 
     /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
@@ -258,7 +258,8 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. The rest (the body's JSON without tensor values) gets the value's index instead. */
+/* Begins an extracted value. In the rest (the body's JSON without tensor values), the value's index stands in its
+ * place. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;

@@ -579,7 +579,7 @@ bool suggestion_big_endian(const char *dtype)
     return sign && isalnum((unsigned char)sign[1]);
 }
 
-/* ---- Text that is no base64 -------------------------------------------------------------------------------------- */
+/* ---- Text that is not base64 ------------------------------------------------------------------------------------- */
 
 #define BASE64_CALL "base64.b64encode(x.tobytes()).decode()"
 #define AS_NUMBERS  "numbers as text; send the array without the quotes"
@@ -638,7 +638,7 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
     /* true when the text has a decimal digit. Otherwise the text is not called hexadecimal, because base64 of zeros has
      * only the character 'A', which is also a hexadecimal digit */
     bool digit = false;
-    /* hexadecimal text has no '=', so its decoded bytes are whole groups of 3 */
+    /* hexadecimal text has no '=', so decoding it as base64 gives a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
@@ -687,7 +687,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
     return NULL;
 }
 
-/* ---- Characters that are no JSON --------------------------------------------------------------------------------- */
+/* ---- Characters that are not JSON -------------------------------------------------------------------------------- */
 
 #define UTF16      " (UTF-16, or bare bytes? Send JSON in UTF-8)"
 #define SMALL      " (JSON writes true and false, as json.dumps() does)"
@@ -704,10 +704,9 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    /* the hint applies if the character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
+    /* the hint applies if the wrong character stands at `place` in the JSON; SUGGESTION_OTHER: at any place */
     suggestion_place place;
-    /* the hint applies if the character is at most `before` bytes from the start of the body; 0: anywhere in the
-     * body */
+    /* the hint applies if the character is one of the first `before` bytes of the body; 0: anywhere in the body */
     int before;
     const char *found; /* the characters that get this hint; the empty string stands for the character NUL */
     const char *suggestion;

@@ -188,7 +188,7 @@ static cJSON *take_tagged(const char **at)
     return value->valuestring ? value : NULL;
 }
 
-/* Reads a value. Of an object or an array, reads only the opening bracket. */
+/* Reads a value. If the value is an object or an array, reads only its opening bracket. */
 static cJSON *take_value(const char **at)
 {
     const char first = **at;

@@ -134,8 +134,9 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header, which the data
- * of the old file from byte `data` on must follow. NULL: the members were refused, and a message says why. */
+/* Adds the members of the file `name` to the metadata of the safetensors file. Returns the new header. In the new file,
+ * the old file's bytes from offset *data on must follow this header. NULL: the members were refused, and a message says
+ * why. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

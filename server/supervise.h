@@ -7,8 +7,8 @@
 
 /* Runs one server after another on these sockets, until a server ends and no other is to follow. Returns the exit
  * status to pass on. The calling process must have no threads except log.c's, and must have called signals_block().
- * argv is passed to the servers. A server that was told to stop has `stop_ms` to end (`again_ms` after a second
- * time); then it is killed. */
+ * argv is passed to the servers. A server that was told to stop has `stop_ms` to end, or `again_ms` if it was told a
+ * second time; then it is killed. */
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms);
 
 /* Call this in a server. Writes the numbers of the sockets that a supervisor opened into fds[], in the order of the

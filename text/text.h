@@ -118,8 +118,8 @@ const char *text_read_number(const char *text, uint64_t *x);
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
 /* text_hash() returns the FNV-1a hash of a text, or of the first `most` bytes of a longer text. For the first piece of
- * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use it only for names
- * that the program chooses, because a client could choose many names with one hash. */
+ * a text, `hash` is TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use this hash only for
+ * names that the program chooses, because a client could choose many names with the same hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {
@@ -127,7 +127,7 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is no hexadecimal digit. */
+/* Returns the value of a hexadecimal digit (0 to 15); -1: `c` is not a hexadecimal digit. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;

@@ -207,8 +207,8 @@ void cut_prepare(const struct devices *devices, struct job *job)
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
- * their order. The device over[0] stays first. */
+/* Inserts the device into the list, which is sorted by the devices' work in ascending order. Devices with equal work
+ * keep their order. The device over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;

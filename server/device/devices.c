@@ -1,7 +1,7 @@
 /* devices.c: how batches of jobs go to a device and come back.
  *
  *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
- *                             slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
+ *                             slot 1: ...               (in all attn_device_info.streams + DEVICE_GUESTS slots)
  *
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
@@ -273,8 +273,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices
- * have one backend, so all devices can use memory that one device has pinned. */
+/* Allocates staging memory (host memory for requests' tensors), pinned by a device that is not lost. All devices use
+ * the same backend, so all devices can use memory that one device has pinned. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;

@@ -35,8 +35,8 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (client) to which this batch belongs: the flow of the batch's first job, which holds a reference. NULL:
-     * the first job has no flow. */
+    /* The flow (client) to which this batch belongs: the flow of the batch's first job. That job holds a reference to
+     * the flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
@@ -168,8 +168,8 @@ void sums_lose(struct job *job);
  * are not considered. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (client)
- * has no batch on the device, *wait_ns is reduced to the time until there may be room. The caller sets *wait_ns
- * before. */
+ * has no batch on the device, *wait_ns is reduced to the time until there may be room. The caller must set *wait_ns
+ * before the call. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is about to be sent to the device `first`, if the job is expected to take longer than
@@ -179,9 +179,9 @@ int device_number(const struct device *device);
  * parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job must wait, because its gradients are added up from parts (sums.c). The devices that have room for the
- * job, with `first` among them, have too little memory for the sums of all parts. More devices may have room later:
- * *wait_ns is reduced to the time until then, as by device_has_room(). `first` must have room. */
+/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c), and the
+ * devices that have room for the job, `first` included, lack memory for the sums of all parts. More devices may have
+ * room later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the
@@ -190,9 +190,9 @@ void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines what several devices found when they compared the outputs of a job's parts with exact outputs (`truth_found`
  * in job.h). All parts must have run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: it would gain
- * no time, and until the first one ends, more jobs may join it. *wait_ns becomes the time for which the second batch
- * may wait. */
+/* True if the device is the CPU and runs a batch that will end soon. A second batch is then not sent yet: sending it
+ * now would gain no time, and more jobs may join it until the first one ends. *wait_ns becomes the time for which the
+ * second batch may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 /* Sends the batch to the device. The device must have room for the batch, unless the batch is a part of a job whose
  * gradients are added up from parts (sum_parts of struct job). */
@@ -210,8 +210,8 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* Returns a device that must be disabled, or NULL if there is none. A device must be disabled if a thread noted it as
- * lost, or if a batch on it takes too long. *overdue: a batch takes longer than its size explains, by more than
- * --watchdog-ms. The CPU is not watched. */
+ * lost, or if a batch on it takes too long. *overdue becomes true if a batch takes longer than its size explains, by
+ * more than --watchdog-ms. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

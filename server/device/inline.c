@@ -1,7 +1,8 @@
 /* inline.c: inline slots. An inline slot is a stream on which an HTTP thread runs small problems itself.
  *
  * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
- * number, because that slot's workspace is probably in the core's cache, or else the next free slot.
+ * number, because that slot's workspace is probably in the core's cache. If that slot is taken, the thread takes the
+ * next free one.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the main thread)
  *
@@ -11,10 +12,10 @@
  * in a client's registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and
  * ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
  *
- * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
- * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems
- * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: transactions slow each other
- * down, and small ones are faster merged.
+ * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch. Many threads
+ * that launch kernels would also block each other in the driver. Busy GPUs get batches instead, in which equal problems
+ * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: several transactions slow each
+ * other down, and small ones run faster when they are merged.
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, with deadline, hang-up and watchdog:

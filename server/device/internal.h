@@ -58,8 +58,8 @@ struct slot {
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step; /* the step of attn_run_some() at which a long problem continues */
-    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if the batch runs again because kernels have
-     * skipped rows (with scores beyond float32's range) */
+    /* the first step that attn_run_some() computes for this batch: 0, or ATTN_EVERY_ROW if the batch runs again because
+     * kernels have skipped rows (with scores beyond float32's range) */
     int64_t first_step;
     /* The exact outputs (truths, in float64) of the batch's items (problems) are computed one item after the other.
      * truths_left: number of items whose truth is not on the stream yet. truth_item: index of the first of these items.
@@ -68,7 +68,7 @@ struct slot {
     int64_t truth_step;
     bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
     void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
-    /* device memory for the differences between the outputs of a cut job's part and its exact outputs */
+    /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
@@ -189,7 +189,7 @@ void memory_drop_mirrors(struct device *device, struct slot *slot);
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of those tensors of the job that lie in clients' pinned memory (pages that a driver holds).
- * Call memory_take_mirrors() before. */
+ * Call memory_take_mirrors() first. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* memory_address() translates a host address to the address of its copy on the device. The host address must be in a
  * region that has a mirror (device copy). memory_place() does this for all tensors of a problem. */
@@ -224,8 +224,9 @@ void merge_find(const struct device *device, struct slot *slot);
  * allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. Without `out` they copy inputs to
- * the device, and new keys and values to their pages. With `out` they copy outputs back to the host. */
+/* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, they copy
+ * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs back to the host.
+ * */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -239,8 +240,8 @@ bool parts_use(const attn_problem *p, int id);
  * there. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts on the slot's stream the copies of the part's inputs to the device or, with `out`, the copies of its results to
- * the host. `there` is the part's problem on the device. */
+/* Puts on the slot's stream the copies of the part's inputs to the device or, if `out` is true, the copies of the
+ * part's results to the host. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
@@ -260,9 +261,9 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
 void sums_drop(struct job_part *part);
 /* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
-/* True if a batch that lacks memory may wait until sums of other jobs on the device are freed. A batch that has sums
- * itself waits only for sums of older jobs, so that no two jobs wait for each other. Call this with the device's lock
- * held. */
+/* True if a batch that lacks device memory may wait until gradient sums of other jobs (sums.c) are freed. A batch that
+ * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
+ * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
 /* Puts three kinds of work on the stream, which belongs to the part's device. Copies bring the part's share from the
  * other devices, kernels add it up, and further copies bring the results to the host. Records the events 0 to 3 before,
@@ -298,8 +299,9 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 /* Returns the floating-point operations that kernels really carry out for a part of a job (the computation of one
  * request). Kernels compute whole tiles, so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem` (chooses its kernel): an item's problem with this device's addresses. Adapts the plan that
- * prepare_job() made. A problem of a cache transaction is planned anew, because its page tables are known only now. */
+/* Plans `problem`, that is, chooses its kernel. `problem` is an item's problem with this device's addresses. The
+ * function adapts the plan that prepare_job() made. A problem of a cache transaction gets a new plan, because its page
+ * tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
 /* A summary of the batches that run on a device when a guest wants to begin. A guest is a batch whose flow (client) has

@@ -6,8 +6,8 @@
  *
  * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
  * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. It copies this share from the memory of the other devices. It adds the parts' numbers in float32, in the
- * order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
+ * elements. The part copies this share from the memory of the other devices. It adds the parts' numbers in float32, in
+ * the order of the parts, and rounds each sum once to the dtype of the result. Only the rounded share is copied to the
  * host. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
@@ -27,9 +27,9 @@ static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more pa
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
-    size_t own; /* offset of the sums over the part's own queries, in float32 */
-    /* offset of the numbers that the other parts have computed for the elements of this part's share, in float32; each
-     * of these parts has slot_bytes there */
+    size_t own; /* offset of the part's sums over its own queries; the sums are float32 */
+    /* offset of the float32 numbers that the other parts have computed for the elements of this part's share; each
+     * other part has slot_bytes of memory there */
     size_t received;
     size_t slot_bytes;
     size_t result; /* offset of the result: the elements of the output that are this part's share */
@@ -42,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Finds the output that follows o->id among those that are sums over queries, for a problem that is cut into `parts`
- * parts. Begin with { .id = -1 }. False: there is none. */
+/* Finds the next output after o->id that is a sum over queries, for a problem that is cut into `parts` parts. Begin
+ * with { .id = -1 }. False: there is none. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;

@@ -296,8 +296,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* If only the device can check the lse that a client gives, puts kernels on the stream that compute the lse of some
- * rows. The tensors are on the device already. */
+/* Puts kernels on the stream that compute the lse of some rows, for jobs whose given lse only the device can check. The
+ * tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -366,7 +366,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* the launch must wait for its turn; poll_slots() will continue it */
+    if (slot->blocked) return ATTN_OK; /* kernels of other clients come first; poll_slots() will continue this launch
+                                        * later */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -395,7 +396,7 @@ static void note_stages(const struct device *device, const struct slot *slot)
 }
 
 /* Frees the sums over queries (gradients) that a failed batch has computed so far. If the batch adds up gradients of
- * several parts, other devices may still read them, so the main thread frees them later. */
+ * several parts, other devices may still read the sums, so the main thread frees them later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
@@ -428,7 +429,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try it again */
+    /* a batch has ended, so the thread that holds back another batch for lack of memory is woken to try that other
+     * batch again */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
@@ -507,8 +509,9 @@ static void put_back_held(struct device *device)
 }
 
 /* Handles a lack of device memory for the slot's batch. `over` is the value of device->over before the batch was tried.
- * True: the batch is held until memory is freed, because other batches run on the device, or because sums of other jobs
- * are there. A batch that adds up gradients is never held: the memory of its sums is freed only when it has ended. */
+ * True: the batch is held until memory is freed, because other batches run on the device, or because gradient sums of
+ * other jobs occupy its memory. A batch that adds up gradients is never held: the memory of its sums is freed only when
+ * it has ended. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -642,9 +645,9 @@ static struct batch *next_sums(const struct device *device)
 }
 
 /* Returns a batch of the inbox that may overtake the held batch (one that lacked memory), or NULL. The held batch may
- * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. They overtake a
- * held part with sums if their job is older. They overtake any other held batch if their job was queued before that
- * batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
+ * wait for sums of a job whose other parts are still in the inbox, so parts with sums may overtake. Such a part
+ * overtakes a held part with sums if its job is older. It overtakes any other held batch if its job was queued before
+ * that batch was held. So jobs wait only for older jobs, never in a circle. Call this with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;

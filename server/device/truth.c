@@ -47,7 +47,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the problem of an item, or of the item's part that runs in the slot, with the device's addresses. */
+/* Returns the problem of an item with the device's addresses. If only a part of the item runs in the slot (on its
+ * stream), returns the problem of that part. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
     if (cut_part_of(slot)) return slot->problems[0];

@@ -91,8 +91,8 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that an HTTP thread is about to post is not among them. Its HTTP thread
- * answers it if it sees `stopping`; otherwise request_arrived() does. */
+/* Answers all waiting requests now. A request that an HTTP thread is about to post is not waiting yet. The HTTP thread
+ * answers that request if the thread sees `stopping`; otherwise request_arrived() answers it. */
 void stop_waiting(struct loop *loop);
 /* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);

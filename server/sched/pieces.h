@@ -20,7 +20,7 @@ struct piece {
     struct flow *flow;
     enum flow_work work;
     void (*run)(struct piece *piece); /* does the work; called on one of libuv's threads */
-    /* the main thread calls it after run(); it may add the piece again or free it */
+    /* the main thread calls after() when run() has ended; after() may add the piece again or free it */
     void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;

@@ -94,7 +94,8 @@ bool waiting_is_used_in_place(const struct job *job)
 }
 
 /* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
- * the batch is cancelled. Also frees the sums of gradients of those parts that are back and do not add up. */
+ * the batch is cancelled. Also frees the gradient sums of those parts that are back from their devices and are not
+ * adding up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -116,8 +117,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels what still runs for a held request (a device or a thread uses its client's memory), so that it ends soon.
- * Then on_checked(), on_finished() or batches_done() hands the request back. */
+/* Cancels the work that still runs for a held request (one whose client's memory a device or thread uses), so that the
+ * work ends soon. Then on_checked(), on_finished() or batches_done() hands the request back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;

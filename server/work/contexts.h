@@ -57,8 +57,8 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends contexts (saved forwards) that have expired, or that belong to accounts which is_known() rejects (their tokens
- * were removed). A context that a backward is using stays. */
+/* Ends contexts (saved forwards) that have expired, or that belong to accounts which is_known() rejects (their access
+ * tokens were removed). A context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* returns how many bytes of staging memory (memory for tensors) the contexts keep leased */

@@ -2,8 +2,8 @@
  *
  * A kernel that runs on a GPU is never interrupted: a batch that no request waits for ends between two launches, and on
  * the CPU between two tiles (devices.h). So a job outlives its request when the client leaves or the deadline passes
- * while the job is with a device. A job also outlives its request when a forward is saved for a backward. Jobs are
- * counted by references: the request, the device that runs the job, and each context (saved forward) hold one.
+ * while the job is with a device. A job also outlives its request when a forward is saved for a backward. Each job has
+ * a reference count: the request, the device that runs the job, and each context (saved forward) hold one reference.
  *
  *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
  *   QUEUED      the main thread owns the job
@@ -99,8 +99,8 @@ struct job_part {
      * reads them when the part's batch is back. */
     bool ran;         /* true: the part's kernels ran and did not fail */
     attn_error error; /* the reason why the part did not run */
-    /* if the part has some of the job's queries: memory of device `sums_on` for the gradients that are sums over all
-     * queries (device/sums.c); NULL: none */
+    /* memory of device `sums_on` for the gradients that are sums over all queries (device/sums.c), if the job is cut by
+     * queries; NULL: none */
     void *sums;
     struct device *sums_on;
     struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock
@@ -151,7 +151,7 @@ struct job {
     size_t inputs_used;
     struct job_region outputs; /* memory of all output tensors, one after the other */
     struct contexts *contexts;
-    struct caller *caller; /* the account (token) to which the job is charged; the job holds a reference to it */
+    struct caller *caller; /* the account (access token) to which the job is charged; the job holds a reference to it */
     /* the flow (client) to which the job's device time is charged; the job holds a reference to it; NULL: none */
     struct flow *flow;
     int64_t priority; /* priority among the waiting jobs of one account: a job with 1 is sent to a device before a
@@ -162,8 +162,7 @@ struct job {
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* The rows of the lse that the client gives, which a device must check because only a device can read q or k. NULL:
-     * none */
+    /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
     /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
      * `lse`) */

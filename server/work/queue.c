@@ -4,8 +4,8 @@
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
  * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
- * that still run count with the time since they left. Without tokens all flows belong to one account, and the more
- * urgent job goes first.
+ * that still run count with the time since they left. Without access tokens all flows belong to one account, and the
+ * more urgent job goes first.
  *
  * A batch consists of jobs that already wait. It does not wait for further jobs (unless --batch-window-us is set). A
  * free device takes the jobs that are waiting, so an idle server answers at once. Under load the jobs that arrive
@@ -167,9 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue before less urgent jobs of the same account. The job swaps places with these jobs, so
- * the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they must
- * run in order of arrival. */
+/* Moves the last job of the queue ahead of less urgent jobs of the same account. The job swaps places with these jobs,
+ * so the positions of other accounts' jobs do not change. Jobs with a cache transaction are not moved, because they
+ * must run in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));

@@ -24,13 +24,14 @@ struct queue {
     /* Only the main thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* list of all waiting jobs, linked by in_queue, in order of arrival; but an urgent job may stand before less urgent
-     * jobs of its account */
+    /* list of all waiting jobs, linked by in_queue, in order of arrival; but an urgent job may stand ahead of less
+     * urgent jobs of its account */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow (share of device time) of all jobs that have no flow of their own */
+    struct flow nobody; /* the flow (which gets a fair share of device time) of all jobs that have no flow of their
+                         * own */
     int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
@@ -58,7 +59,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
-/* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
+/* Adds the job at the end of the queue. A job without a cache transaction then moves ahead of less urgent jobs of its
  * account, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds a reference to its
  * flow (client) while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
@@ -75,7 +76,7 @@ struct queue_taker {
 /* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
  * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
  * returns their number. If --batch-window-us sets a window, the result is 0 while the batch is not full and the leader
- * has waited for less than the window. *wait_ns is then the rest of the window. Otherwise *wait_ns is 0. */
+ * has waited for less than the window. *wait_ns is then the remaining time of the window. Otherwise *wait_ns is 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 

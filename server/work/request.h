@@ -105,7 +105,7 @@ struct answer {
 struct request {
     struct message message; /* the message by which an HTTP thread sends the request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() counts this request, because it is one for tensors */
+    bool counted; /* true: request_count() counts this request, because it is a request with tensors */
     struct server *server;
     int socket; /* the socket of the client's connection, which is watched for a hang-up; this struct does not own it */
     /* The row of the table of routes with the request's path and method. If no row has the method, it is the first
@@ -177,9 +177,9 @@ void request_fail_status(struct request *request, const attn_error *why);
  * member of the problem; this function changes that into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a slot in the queue for the request and releases the present one. A request takes a slot before it moves to a
- * state that needs one. On the move to a state that needs none, request_move() releases the slot. After an error the
- * request has no slot. Only the owner may call this. */
+/* Takes a slot in the queue for the request and releases the slot that the request had. A request takes a slot before
+ * it moves to a state that needs one. On the move to a state that needs none, request_move() releases the slot. After
+ * an error the request has no slot. Only the thread that owns the request may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Records the size of the request's text or answer. The text or answer counts as staging memory (the pool for tensors),

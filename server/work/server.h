@@ -51,8 +51,8 @@ struct server {
     struct contexts *contexts;
     struct caches *caches;
     struct regions *regions; /* table of clients' shared memory; NULL: shared memory is not offered */
-    struct tokens *tokens;   /* the clients' tokens; NULL: clients need no token */
-    struct caller everybody; /* the account to which all clients without tokens are charged */
+    struct tokens *tokens;   /* the clients' access tokens; NULL: clients need no token */
+    struct caller everybody; /* the account to which all clients without access tokens are charged */
     struct queue queue;
     struct devices *devices;
     struct connections *connections;

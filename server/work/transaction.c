@@ -1,8 +1,8 @@
 /* transaction.c: see transaction.h.
  *
  * The problem that a device computes for a decode is a forward with page_table (kernels/attention.h). Its k and v are
- * views of the pool, which is the memory of all pages. A page's number is that of its first granule, so the stride of
- * the page axis is one granule for pages of any size:
+ * views of the pool, which is the memory of all pages. A page's number is that of its first granule (unit of the pool's
+ * memory), so the stride of the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same, behind the keys of the page and with Dv; for a latent cache, v = k */
