@@ -23,8 +23,8 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* writes the table twice into a vector, because a shuffle looks up each half (16 bytes) of the indices in the same half
- * of the table */
+/* writes the 16-byte table twice into a vector of 32 bytes, because a shuffle looks up each half of the indices in the
+ * same half of the table */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets (6-bit values) of 32 characters. A byte of *foreign becomes nonzero if its character is outside
@@ -38,14 +38,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i not_with_lo = TWICE(
         /* entry for characters whose lower 4 bits are 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
         NEVER | PLUS_SLASH | AO_ao,
-        /* entries for lower 4 bits of 1 to 9: the alphabet has digits and letters, but no + or / */
+        /* entries for characters whose lower 4 bits are 1 to 9: the alphabet has digits and letters, but no + or / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         /* entry for characters whose lower 4 bits are A: the alphabet has J Z j z, but no + or / and no digit */
         NEVER | PLUS_SLASH | DIGITS,
         /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz,
-        /* entries for lower 4 bits of C to E: the alphabet has L M N l m n, but no + or /, digit or letter P-Z p-z */
+        /* entries for characters whose lower 4 bits are C to E: the alphabet has L M N l m n, but no + or /, no digit
+         * and no letter P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
         /* entry for characters whose lower 4 bits are F: the alphabet has / O o, but no digit and no letter P-Z p-z */
         NEVER | DIGITS | PZ_pz);

@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a format's reader makes of a body. parse.c turns this into problems. */
+/* The result of reading a body in one format. parse.c turns it into problems. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -59,7 +59,7 @@ struct proto_format {
     /* returns the bytes of the tensors in a body of body_bytes bytes, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
     /* The parser has turned the body into a tree of problems, and err->member is the JSON pointer of the wrong member
-     * in this tree. locate() replaces err->member by the pointer of the same member in the body that the client sent.
+     * in this tree. locate() replaces this pointer by the pointer of the same member in the body that the client sent.
      * NULL: the body has the structure of the tree, so the pointer needs no change. */
     void (*locate)(const proto_call *call, attn_error *err);
 

@@ -46,7 +46,7 @@ static void pass(struct kserve_reader *r)
 }
 
 /* Takes those bytes of a piece of the body that belong to the current section, which is the JSON or one binary input.
- * *taken becomes their number. */
+ * *taken becomes the number of these bytes. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

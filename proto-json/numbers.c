@@ -24,8 +24,8 @@
  *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 bits.
  *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in
  *      10^7) is far from every grid point. Then x is used.
- *   3. Otherwise the exact value is compared with the nearest grid point, in integers of 128 bits, or of as many bits as
- *      768 digits need. The result is the grid point itself, or the double just above or below it.
+ *   3. Otherwise the exact value is compared with the nearest grid point, in integers of 128 bits, or of as many bits
+ *      as 768 digits need. The result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties
  * included. So an array may be kept as such doubles while its dtype is not known (data before dtype), and nothing is

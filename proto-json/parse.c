@@ -166,8 +166,8 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that the members of an observe request (statistics of probabilities) can stand together, as far as this is
- * possible without reading the caches. */
+/* Checks that the members of an observe request (statistics of probabilities) may be combined, as far as this can be
+ * checked without reading the caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];

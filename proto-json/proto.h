@@ -210,8 +210,8 @@ typedef struct proto_item {
     /* For a backward: the id of the context (saved forward) that it uses; empty: none. A backward with a context has
      * only dout and dlse, and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. k and v of the problem are then the keys and values
-     * to append. The problem is not checked yet, and the caller sets its other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. The tensors k and v of the problem are then the keys
+     * and values to append. The problem is not checked yet, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* for an observe (statistics of probabilities): the numbers that the client wants besides
@@ -362,8 +362,9 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Call this function for an error that was found after proto_parser_finish(). It turns err->member, a JSON pointer into
- * a problem as JSON has it, into a JSON pointer into the body as it was sent. A second call changes nothing. */
+/* Call this function for an error that was found after proto_parser_finish(). err->member is a JSON pointer into the
+ * problem in its JSON form. The function turns it into a JSON pointer into the body that the client sent. A second call
+ * changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -430,10 +431,10 @@ size_t proto_parser_skeleton_bytes(const proto_parser *parser);
  * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
-/* Lists the tensors of a complete body that lie in shared memory. There are *count of them, usually none; inputs come
- * first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy the bytes of the inputs;
- * otherwise the body is refused. If the caller has set `device` of an input, the tensor stays there, gets no room, and
- * is not read by the host. The parser owns the list. */
+/* Lists the tensors of a complete body that lie in shared memory. *count becomes the number of these tensors, which is
+ * usually 0. Inputs come first. Before proto_parser_finish() the caller must call proto_parser_shared_room() and copy
+ * the bytes of the inputs; otherwise the body is refused. If the caller has set `device` of an input, the tensor stays
+ * there, gets no room, and is not read by the host. The parser owns the list. */
 attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
@@ -530,7 +531,7 @@ typedef struct proto_encoder proto_encoder;
 
 /* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
  * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
- * once to know the length (proto_encoder_measure), and again while they are read, so their whole text is never in
+ * twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text is never in
  * memory. `request_id` is written into the error of each failed item of an envelope. If the body has a single problem
  * (no envelope) and it has failed, the function returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,

@@ -157,7 +157,7 @@ static int by_place(const void *a, const void *b)
 }
 
 /* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in the caller's memory to
- * each. */
+ * each tensor. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -545,8 +545,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the numbers of the outputs to `order`, in the order of the answer's file: larger elements come first, so that
- * each tensor is aligned to its elements. Returns the number of outputs. */
+/* Writes the tensor numbers of the outputs to `order`, in the order of the answer's file. Outputs with larger elements
+ * come first, so that each tensor is aligned to its elements. Returns the number of outputs. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);

@@ -43,8 +43,8 @@ enum state {
     HEX,       /* the next bytes are the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of a low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: 'u' must follow */
-    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each is named after the
-                * last character */
+    MINUS,     /* in the states from MINUS to EXPONENT_DIGITS the scanner is inside a number; each state is named
+                * after the last character read */
     ZERO,
     DIGITS,
     POINT,
@@ -95,12 +95,13 @@ struct scan {
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* where the bytes of the present value go (the comment at the top of this file explains REST, EXTRACTED and
+    /* where the bytes of the current value go (the comment at the top of this file explains REST, EXTRACTED and
      * NOWHERE) */
     enum sink sink;
     /* not 0: everything inside the object or array at this nesting depth goes NOWHERE (is checked and dropped) */
     int mute_depth;
-    char word[WORD_BYTES]; /* the first characters of the string that is being read, without escapes, with a NUL */
+    char word[WORD_BYTES]; /* the first characters of the string that is being read, with escapes decoded and a NUL
+                            * at the end */
     /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
     int word_length;
 
@@ -113,8 +114,7 @@ struct scan {
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extracted value that `reader` reads at present; NO_EXTRACT: `reader` reads
-                             * none */
+    int numbers_extract;    /* index of the extracted value that `reader` is reading; NO_EXTRACT: `reader` reads none */
     uint64_t numbers_begin; /* offset in the body of the '[' of the array that `reader` reads */
 };
 

@@ -2,7 +2,8 @@
  * and a rest, which is the JSON without them.
  *
  * The value of every member named `data`, a string or an array, is extracted: it is decoded at once into memory that
- * the caller provides, and the rest has its index instead. Everything else is copied to the rest, where
+ * the caller provides, and in the rest the value's index stands in its place. Everything else is copied to the rest,
+ * where
  *     a number is the index of an extracted value in scan_extracts()
  *     a string that begins with SCAN_STRING is the client's string
  *     a string that begins with SCAN_NUMBER has the digits of a number as the client wrote them

@@ -590,7 +590,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    /* the hint applies if the text before the bad character is exactly `begins`; NULL: to any text */
+    /* the hint applies if the text before the bad character is exactly `begins`; NULL: it applies to any text */
     const char *begins;
     char found;
     const char *suggestion;

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* The places where an unknown word may stand. For a member of a problem, the place is the name of the operation
- * (proto_operations[]), because each operation takes other members. */
+ * (proto_operations[]), because the operations take different members. */
 #define SUGGESTION_CACHE  "cache"  /* an unknown member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* an unknown member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* an unknown member of a tensor */

@@ -3,9 +3,9 @@
  * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
  * other file needs stays in that file.
  *
- * Functions that must be fast are inline: for the two dozen integers of an HTTP answer, printf() takes longer than
- * base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program always runs in the C
- * locale. */
+ * Functions that must be fast are inline. Writing the two dozen integers of an HTTP answer with printf() would take
+ * longer than encoding a small tensor as base64. Only text_put_double() depends on the locale, and the program always
+ * runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -32,8 +32,8 @@ struct text {
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes, one of
-                                                     * them for the NUL */
+struct text text_in(char *buffer, size_t capacity); /* the text lies in `buffer`, which has `capacity` bytes
+                                                     * including the NUL */
 /* the text grows in memory from malloc(), up to `limit` bytes without the NUL */
 struct text text_growing(size_t limit);
 

@@ -188,7 +188,7 @@ static bool have_memory(const struct devices *devices, const attn_problem *p, in
 
 /* Decides whether the job is cut by queries into parts whose gradients are added up, and into how many. The number
  * stays the same if devices are busy or fail later, so these gradients have the same bits under any load. If so many
- * devices fail that the others lack memory for the sums, the job is not cut. */
+ * devices fail that the remaining devices lack memory for the sums, the job is not cut. */
 void cut_prepare(const struct devices *devices, struct job *job)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -225,9 +225,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job: over[0] is `first`, and the others compute the same bits and
- * have room for the job. Returns their number. *wait_ns is reduced to the time until another device may have room
- * (device_has_room()). */
+/* Lists the devices that may compute parts of the job: over[0] is `first`, and the other devices compute the same bits
+ * and have room for the job. Returns the number of devices in the list. *wait_ns is reduced to the time until another
+ * device may have room (device_has_room()). */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {

@@ -12,8 +12,8 @@
  *    batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts (struct job)
  *    may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
- *    the other batches belong to several flows, the oldest of these batches must also have run for a multiple of the
- *    time that the guest needs (DEVICE_GUEST_FACTOR).
+ *    the other batches belong to several flows, the oldest of these batches must also have run for DEVICE_GUEST_FACTOR
+ *    times the time that the guest needs.
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
  *    The main thread or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
@@ -56,8 +56,8 @@ static void join_threads(struct device *device)
 }
 
 /* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
- * stream, because there the threads themselves compute: a long batch then does not delay others, and no core waits when
- * a batch ends. */
+ * stream, because on the CPU the threads themselves compute. A long batch then does not delay other batches, and no
+ * core waits when a batch ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -371,8 +371,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns how many batches the device may have at a time, of one flow (client) or of all flows together (invariant 1 at
- * the top of this file). Batches of flows that have no other batch on the device (guests) are not included. */
+/* Returns how many batches the device may have at a time. The limit applies to each flow (client), and also to all
+ * flows together (invariant 1 at the top of this file). Batches of flows that have no other batch on the device
+ * (guests) are not counted. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);

@@ -117,7 +117,7 @@ bool devices_staging(struct devices *devices, struct staging_source *source);
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
-/* The present state of a device, for other parts of the server. */
+/* The current state of a device, for other parts of the server. */
 struct device_state {
     const attn_capabilities *can; /* what the device can compute; NULL in tests without a device */
     attn_device_info info;        /* result of attn_device_describe() */
@@ -153,11 +153,11 @@ void cut_prepare(const struct devices *devices, struct job *job);
 /* The functions below add up gradients that are sums over queries, such as dk and dv. Call sums_begin() when all parts
  * of a job have run. If it returns true, each part must be sent once more to its device part->sums_on, to add up a
  * share of the gradients. It returns false if the job has no such gradients, or if they are added up already. It also
- * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. sums_free()
- * frees the parts' memory for sums; call it when no part is with a device. sums_free_part() frees the memory of one
- * part; call it when the part is back and no part adds up. Call sums_lose() when a device that hangs has a part of the
- * job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory any
- * more. */
+ * returns false if a device was lost with the sums of a part; that part then has the error DEVICE_LOST. Call
+ * sums_free() when no part is with a device: it frees the parts' memory for sums. Call sums_free_part() when a part is
+ * back and no part adds up: it frees the memory of that part. Call sums_lose() when a device that hangs has a part of
+ * the job. If parts are adding up then, the memory of their sums may never be freed, so no batch waits for that memory
+ * any more. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -179,9 +179,9 @@ int device_number(const struct device *device);
  * parts. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c), and the
- * devices that have room for the job, `first` included, lack memory for the sums of all parts. More devices may have
- * room later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
+/* False: the job must wait for memory. This happens only if its gradients are added up from parts (sums.c). The devices
+ * that have room for the job, `first` included, then lack memory for the sums of all parts. More devices may have room
+ * later: *wait_ns is reduced to the time until then, as device_has_room() does. `first` must have room. */
 bool cut_may_leave(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                    int64_t *wait_ns);
 /* Writes the backend of a job that several devices computed in parts, such as "cuda:0-3 sm90 by queries", into the

@@ -43,7 +43,8 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot. If there are several GPUs, the slots are assigned to them in turn. */
+/* Opens the next inline slot (a stream on which HTTP threads run small jobs). If there are several GPUs, the slots are
+ * assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -157,8 +158,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* If the GPU notes the end of its work in host memory, most polls only read that memory. The driver alone
-             * reports errors, so it is called once in INLINE_ASK_NS. Otherwise each poll calls the driver. */
+            /* If the GPU writes to host memory at the end of its work, most polls only read that memory. Only the
+             * driver reports errors, so the driver is called too, once per INLINE_ASK_NS. Otherwise each poll calls the
+             * driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {

@@ -53,7 +53,8 @@ struct slot {
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: no kernels are known to be on the stream */
     double queued_s;
-    /* true: other clients' work comes first, so no more kernels of this batch may be put on the stream now */
+    /* true: another long batch of the same flow (client) has its turn, so no more kernels of this batch may be put on
+     * the stream now */
     bool blocked;
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
@@ -66,7 +67,7 @@ struct slot {
      * truth_step: the next step of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* true: the first step of computing the present item's truth (exact outputs) is on the stream */
+    bool truth_began; /* true: the first step of computing the current item's truth (exact outputs) is on the stream */
     void *truth_out;  /* device memory into which the exact `out` (in float64) of an item (problem) is computed */
     /* device memory for the differences between the outputs of one part of a cut job and the exact outputs */
     attn_truth_distance *truth_distances;
@@ -85,13 +86,14 @@ struct slot {
     /* Small problems of a batch are merged into one. leader[j] is the number of the job whose merged problem job j
      * joins, or j if job j joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    /* [job]: if the job is the leader of a merged problem, the number of jobs in this problem, the leader included */
+    /* for each job: if the job is the leader of a merged problem, the number of jobs in this problem, the leader
+     * included */
     int16_t members[CONFIG_MAX_BATCH];
-    int16_t place[CONFIG_MAX_BATCH]; /* [job]: the job's position among the members of its merged problem */
-    /* [job]: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the job
-     * has no device memory of its own */
+    int16_t place[CONFIG_MAX_BATCH]; /* each job's position in its merged problem */
+    /* for each job: true if a kernel copies the job's tensors to the merged problem of its leader and back, so that the
+     * job has no device memory of its own */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* [job]: index of the job's first problem in the array `problems` above */
+    int problem[CONFIG_MAX_BATCH]; /* index in `problems` of each job's first problem */
 };
 
 /* A thread of a device. Only this thread puts batches into its slots (streams) and takes them out. */
@@ -204,7 +206,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Does the work of memory_copy_in() and memory_move() in one launch of a kernel. The device must be able to read
  * staging memory (host memory for tensors). */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room in the array slot->moves (copies that a kernel makes) for `count` of them in all. */
+/* Makes room for `count` moves in all in the array slot->moves. A move is a copy that a kernel makes. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the workspace (scratch memory of kernels) at least `bytes` large. The contents of a workspace are lost when
  * it grows. */
@@ -225,8 +227,7 @@ void merge_find(const struct device *device, struct slot *slot);
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
 /* Puts copies by a kernel on the slot's stream, for those jobs whose `moved` is true. If `out` is false, they copy
- * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs back to the host.
- * */
+ * inputs to the device, and new keys and values to their pages. If `out` is true, they copy outputs to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
@@ -236,12 +237,12 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
-/* Makes the problem that a part of a cut job computes. On a device with its own memory, the tensors get new memory
- * there. */
+/* Makes the problem that a part of a cut job computes. On a device with its own memory, the function allocates device
+ * memory for the tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts on the slot's stream the copies of the part's inputs to the device or, if `out` is true, the copies of the
- * part's results to the host. `there` is the part's problem on the device. */
+/* Puts copies on the slot's stream. If `out` is false, they copy the part's inputs to the device. If `out` is true,
+ * they copy the part's results to the host. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
@@ -265,9 +266,9 @@ bool sums_older(const struct job *a, const struct job *b);
  * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
  * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts three kinds of work on the stream, which belongs to the part's device. Copies bring the part's share from the
- * other devices, kernels add it up, and further copies bring the results to the host. Records the events 0 to 3 before,
- * between and after these steps. */
+/* Puts the work that adds up the part's share on the stream, which belongs to the part's device. The work has three
+ * steps: copies from the other devices, kernels that add up, and copies of the results to the host. Records the events
+ * 0 to 3 before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
  * float32. */
@@ -276,7 +277,7 @@ void sums_as_float(attn_problem *problem);
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
 
 /* Reserves memory for the truths (exact outputs in float64) of the slot's batch, and sets truths_left. truths_left
- * becomes 0 if the job wants no truth or the device computes none. */
+ * becomes 0 if the job needs no truth, or if the device cannot compute it. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);

@@ -97,8 +97,8 @@ void *memory_address(const struct slot *slot, void *address)
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is in no region with a mirror (device copy): its tensor has no elements, or lies on the device (a
-     * cache's page, a client's memory). So it is not translated. */
+    /* The address is not in a region that has a mirror (device copy): its tensor has no elements, or is already on the
+     * device (in a cache's page, or in a client's memory). So the address is not translated. */
     return address;
 }
 

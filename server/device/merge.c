@@ -53,7 +53,7 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
 }
 
 /* True if a tensor can be merged with other jobs' tensors. The tensor must be contiguous and in the job's own memory,
- * and tensors behind it must stay aligned. */
+ * and the tensors that follow it in the merged problem must stay aligned. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);

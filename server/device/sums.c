@@ -212,8 +212,9 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Puts copies on the stream that bring the elements of this part's share of an output from all other devices. Each part
- * begins with the device of the next part, so the parts' first copies read from different devices. */
+/* Puts copies on the stream. They bring, from all other devices, the numbers for this part's share of an output (the
+ * elements that this part adds up). Each part copies first from the device of the next part, so the parts' first copies
+ * read from different devices. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

@@ -1,5 +1,5 @@
-/* thread.c: a device's threads. Each thread takes batches from the device's inbox, keeps at most as many on streams as
- * it has slots, and posts finished batches to the main thread.
+/* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
+ * slots, one batch in each slot, and posts finished batches to the main thread.
  *
  * Invariants
  * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
@@ -94,7 +94,8 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes their number. */
+/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes the number of these
+ * problems. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -296,8 +297,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts kernels on the stream that compute the lse of some rows, for jobs whose given lse only the device can check. The
- * tensors are on the device already. */
+/* Puts kernels on the stream that compute the lse of some rows, for jobs in which the client gives the lse and only the
+ * device can check it. The tensors are on the device already. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -366,8 +367,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
      * failed batch may have set this flag. */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* kernels of other clients come first; poll_slots() will continue this launch
-                                        * later */
+    if (slot->blocked) return ATTN_OK; /* waits for its turn; poll_slots() will continue this launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -470,8 +470,8 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Puts work of the batch on the stream as launch() does, but after an error no work is on the stream and no memory is
- * allocated. */
+/* Puts work of the batch on the stream as launch() does. Unlike launch(), it leaves no work on the stream and no memory
+ * allocated after an error. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -639,7 +639,7 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 static struct batch *next_sums(const struct device *device)
 {
     for (struct message *message = device->first; message; message = message->next)
-        /* a valid cast: `message` is the struct's first member */
+        /* a valid cast: `message` is the batch's first member */
         if (batch_adds((struct batch *)message)) return (struct batch *)message;
     return NULL;
 }
@@ -652,7 +652,7 @@ static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         const struct job *const job = batch_job(batch, 0), *const other = batch_job(held, 0);
         if (job->sum_parts == 0) continue;
         if (other->sum_parts > 0 ? sums_older(job, other) : job->queued_ns < held->held_ns) return batch;
@@ -675,7 +675,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the struct's first member */
+        struct batch *const batch = (struct batch *)message; /* a valid cast: `message` is the batch's first member */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;

@@ -21,8 +21,8 @@ struct region {
     struct regions *regions;
     struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
     char name[PROTO_REGION_BYTES];
-    /* where the region (memory that a client registered) begins in its shared memory object, and how long it is, in
-     * bytes; the offset is 0 in a GPU's memory */
+    /* offset of the region (memory that a client registered) in its shared memory object, and the region's length, both
+     * in bytes; in a GPU's memory the offset is 0 */
     int64_t offset, bytes;
     struct region *next; /* next region in the list of regions that the table's thread will close */
 
@@ -109,7 +109,7 @@ void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 bool region_is_intact(const struct region *region);
 
 /* Puts the region on the list of regions to pin. Does nothing if the region is too small or too large to be pinned, is
- * on the list already, or could not be pinned a short time ago. */
+ * on the list already, or if the last attempt to pin it was a short time ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */

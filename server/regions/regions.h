@@ -6,7 +6,7 @@
  * holds a descriptor, or the opened memory, so it stays valid for running requests when the client unlinks the object
  * or unregisters the region.
  *
- *     POST .../register -> regions_register()                                           the table has it
+ *     POST .../register -> regions_register()    adds the region to the table
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
  *     CHECKING          -> region_uses_read()    copies inputs to staging memory, each byte once
  *                          region_uses_bind()    checks that the outputs fit
@@ -59,9 +59,9 @@ struct regions;
 /* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
  * prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets the GPUs copy large tensors from and to regions themselves. The driver of `device` then pins the pages of
- * regions, so that the GPUs can reach them, up to most_bytes for all regions together. The device must stay open until
- * regions_free(). Call this before the first registration. */
+/* Lets the GPUs copy large tensors from and to regions (memory that clients registered) themselves. The driver of
+ * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.
+ * The device must stay open until regions_free(). Call this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     /* Frees the table; does nothing for NULL. No region may be in use. Call this before the devices are closed. */
@@ -105,7 +105,7 @@ struct region;
 
 /* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    /* the region (registered memory) in which the tensor lies; this struct holds a reference to it */
+    /* the region (registered memory) in which the tensor lies; this struct holds a reference to the region */
     struct region *region;
     attn_tensor_id id;
     bool output;
@@ -132,7 +132,8 @@ struct region_uses {
     int64_t pinned_bytes;
     bool placed; /* true: the member `memory` of all inputs is set */
     bool writes; /* true: the CPU copies some outputs to regions (registered memory) */
-    int home;    /* number of the GPU whose memory has tensors that kernels use in place; -1: there are none */
+    int home;    /* number of the GPU in whose memory kernels use tensors in place; -1: no tensor is in a GPU's
+                  * memory */
     /* the outputs that need no staging memory (host memory for tensors), as bits of attn_tensor_id */
     uint64_t elsewhere;
     int count;
@@ -160,10 +161,10 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 }
 
 /* Call this twice. At the first call, when the problem's shapes are known, it checks that the outputs fit into their
- * regions, and gives addresses to those in pinned memory or in a GPU's memory. At the second call, when outputs in
- * staging memory have addresses, it records what must be copied from there. INVALID: an output does not fit, overlaps
- * another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements
- * or to `alignment`. */
+ * regions, and gives addresses to outputs in pinned memory or in a GPU's memory. At the second call, when outputs in
+ * staging memory have addresses, it records what must be copied from staging memory. INVALID: an output does not fit,
+ * overlaps another output, or overlaps an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its
+ * elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() the outputs to the clients'

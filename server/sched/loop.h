@@ -25,8 +25,8 @@ attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *cont
  * that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the main thread calls. `context` is passed to each of them that has such
- * a parameter. */
+/* The functions of server/http/frontend.c that the main thread calls. `context` is passed to each function that has a
+ * parameter of this name. */
 struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread owns the request from now on */

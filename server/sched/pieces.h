@@ -1,6 +1,6 @@
 /* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
- * Checks of large bodies, and verification, are cut into pieces. The next piece is one of the flow (client,
+ * Checks of large bodies, and verification, are cut into pieces. The next piece to run belongs to the flow (client,
  * base/flow.h) that has used the least time. So a client waits for at most one piece of each other client, however many
  * pieces the others have. The time of a piece is charged to its flow.
  *

@@ -75,8 +75,8 @@ struct job_range {
  * 1. A part leaves (is sent to a device that can compute it) once. If the job has gradients that are sums over queries,
  *    each part is sent to the same device once more when all parts are back, to add up a share of these gradients.
  * 2. A job is over when all its parts are back. The job may then be made a single part again, and queued as a whole.
- * 3. A job ran if all its parts ran. Otherwise its error is the first error in the list of parts that is not
- *    CANCELLED, because the server cancels the other parts when one part fails. */
+ * 3. A job ran if all its parts ran. Otherwise its error is the first one in the list of parts that is not CANCELLED.
+ *    The server cancels the other parts when one part fails, so CANCELLED is not the cause. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
@@ -107,8 +107,8 @@ struct job_part {
                                  * protects this member */
     int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
-    /* for a part of a cut job that verifies its out: whether the device has compared the part's out with exact
-     * results, and the differences that it found */
+    /* for a part of a cut job whose `out` is verified: whether the device has compared the part's out with exact
+     * results, and the differences that the device found */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -130,8 +130,8 @@ struct job {
     int sum_parts;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
-    /* [call->count]: the plans (chosen kernels) of the problems (job_problem()). prepare_job() makes the plans from the
-     * capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
+    /* An array of call->count plans (chosen kernels), one for each problem (job_problem()). prepare_job() makes the
+     * plans from the capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
@@ -160,21 +160,22 @@ struct job {
      * none. The array is NULL if no item uses a context. */
     struct job **saved;
     struct region_uses
-        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
+        /* outputs to write to memory that client and server share, and tensors that the client shares in a GPU's
+         * memory; NULL: there are none left */
         *shared;
     /* The rows of the client's lse that a device must check, because the CPU cannot read q or k. NULL: none */
     attn_lse_look *lse;
     /* address, in the memory of the outputs, to which the device writes what it computes to check the given lse (member
      * `lse`) */
     void *lse_found;
-    /* [call->count]: what a device needs to verify each item's `out`, or to compute the exact results for a check.
-     * NULL: the job needs neither. A job with this member runs alone. */
+    /* An array of call->count elements: what a device needs to verify each item's `out`, or to compute the exact
+     * results for a check. NULL: the job needs neither. A job with this member runs alone. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for computing exact outputs (`truths`); the member `seconds` includes
      * them */
     double truth_seconds;
-    /* [call->count]: addresses, in the memory of the outputs, to which the device writes the differences between each
-     * item's outputs and the exact outputs (float64) */
+    /* An array of call->count elements, which lies in the memory of the outputs. The device writes the differences
+     * between each item's outputs and the exact outputs (float64) to this array. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
     /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
      * it computes no exact results */

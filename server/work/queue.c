@@ -300,14 +300,15 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
 }
 
 /* True if job `a` goes to a device before job `b`; a_ns and b_ns are the virtual times of their flows (clients). The
- * jobs' priorities count only if both jobs are of one account. */
+ * jobs' priorities count only if both jobs belong to the same account. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job with which the device's next batch begins (its leader), or NULL if none may leave for the device. */
+/* Returns the job with which the device's next batch begins (its leader), or NULL if no job may leave for the device.
+ * */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

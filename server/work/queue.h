@@ -24,8 +24,8 @@ struct queue {
     /* Only the main thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* list of all waiting jobs, linked by in_queue, in order of arrival; but an urgent job may stand ahead of less
-     * urgent jobs of its account */
+    /* list of all waiting jobs, linked by in_queue. They are in order of arrival, but an urgent job may stand ahead of
+     * less urgent jobs of its account. */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
@@ -51,7 +51,7 @@ void queue_leave(struct queue *queue, enum caller_place place, struct caller *ca
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
 /* Returns after how many seconds, 1 to 30, a refused client should try again: the waiting work divided by the recent
- * rate. */
+ * rate of work. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
 /* Reports how many jobs wait for a device, and how many bytes their tensors have. */
@@ -75,8 +75,9 @@ struct queue_taker {
 
 /* Takes the next batch for a device out of the queue: a job to begin with (the leader, see queue.c), and jobs that may
  * run together with it, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and
- * returns their number. If --batch-window-us sets a window, the result is 0 while the batch is not full and the leader
- * has waited for less than the window. *wait_ns is then the remaining time of the window. Otherwise *wait_ns is 0. */
+ * returns the number of jobs. If --batch-window-us sets a window, the result is 0 while the batch is not full and the
+ * leader has waited for less than the window. *wait_ns is then the remaining time of the window. Otherwise *wait_ns is
+ * 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 

@@ -125,8 +125,8 @@ struct request {
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
     struct staging_block *block; /* block of staging memory (memory for tensors) into which the parser writes tensors */
-    /* number of bytes of `text`, or of the answer; they count towards the limit of staging memory (--staging-bytes)
-     * although they are not in staging memory (memory for tensors) */
+    /* number of bytes of `text`, or of the answer. They count towards the limit --staging-bytes, although they are not
+     * in staging memory (memory for tensors). */
     size_t counted_bytes;
     /* the tensors of the body that lie in shared memory, until the job takes this list over; NULL: none */
     struct region_uses *shared;
@@ -137,7 +137,7 @@ struct request {
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
-    /* The owner of the request's present state uses the members below. */
+    /* The members below belong to the owner of the request's current state. */
     struct job *job; /* a reference to the request's job */
     bool failed;     /* true: the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
@@ -162,10 +162,10 @@ struct request *request_new(struct server *server, size_t bytes);
 /* Frees the request and all that it holds. Only its owner may call this. */
 void request_free(struct request *request);
 
-/* Marks the request as one for tensors, and counts it in its present state. */
+/* Marks the request as one with tensors, and counts it in its current state. */
 void request_count_in(struct request *request);
 
-/* Moves the request to its next state. The owner of that state then owns the request. Only the present owner may call
+/* Moves the request to its next state. The owner of that state then owns the request. Only the current owner may call
  * this. */
 void request_move(struct request *request, enum request_state to);
 
@@ -182,8 +182,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * an error the request has no slot. Only the thread that owns the request may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Records the size of the request's text or answer. The text or answer counts as staging memory (the pool for tensors),
- * although it is not there: growth is charged to the request's account. Errors: BUSY, QUOTA. */
+/* Records the size of the request's text or answer. The text or answer counts as staging memory (the memory for
+ * tensors), although it is not in that memory. Growth is charged to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed only while it was received: its parser, its slot in the queue, its memory for

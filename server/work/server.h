@@ -29,7 +29,7 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
-/* Numbers about all open connections of clients together. */
+/* Totals over all open connections of clients. */
 struct connection_totals {
     _Atomic int count;
     _Atomic int64_t bytes; /* bytes of memory of the connections and their requests, without tensors */
@@ -56,7 +56,7 @@ struct server {
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
-    const struct connection_totals *open_connections; /* numbers about all open connections together */
+    const struct connection_totals *open_connections; /* totals over all open connections */
     struct loop *loop;
     /* Versions of libmicrohttpd and libuv, set by frontend_init() and loop_open(). */
     const char *web_library, *loop_library;
