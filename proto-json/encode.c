@@ -473,7 +473,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* at the end of the answer, as many bytes must have been read as its announced length */
+    /* at the end of the answer, the number of bytes read must be the announced length */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

@@ -31,7 +31,7 @@ struct format_body {
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
     /* for a merge (of results over different parts of the keys): 1 plus the index of the last part whose gradient the
-     * body names as an output */
+     * body names as an output; 0: there is none */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */
@@ -49,8 +49,8 @@ struct proto_format {
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
     /* implements proto_parser_sequence(); NULL: bodies of this format have no sequences */
     const proto_sequence *(*sequence)(const void *reader);
-    /* Implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in
-     * shared memory. */
+    /* These functions implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has
+     * no tensors in shared memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);

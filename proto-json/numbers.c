@@ -920,7 +920,7 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 /* ---- Converting binary numbers to decimal ------------------------------------------------------------------------ */
 
 /* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. The
- * results are right for all exponents q and k of float32. */
+ * results are correct for all exponents q and k of float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -981,7 +981,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
     /* At most one multiple of 10^(k + 1) rounds to the number c * 2^q. If there is one, it is the result, because it
-     * has one digit less than s. s and this multiple are computed without a branch, because the processor could not
+     * has one digit fewer than s. s and this multiple are computed without a branch, because the processor could not
      * predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
@@ -1026,7 +1026,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is right or one too few */
+    /* log10(2) is about 1233 / 2^12; the guess of the number of digits is correct or one too small */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }

@@ -34,7 +34,7 @@ struct parse_reader {
     bool sequence; /* true: the request names its cache by KServe's parameter `sequence_id` and not by the member
                     * `caches` */
     /* for a merge (of results over different keys) in a KServe body: 1 plus the index of the last part whose gradient
-     * the body names as an output */
+     * the body names as an output; 0: there is none */
     int gradients;
     struct parse_room *room;
 };

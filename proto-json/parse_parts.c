@@ -98,8 +98,8 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors have this pointer and name the
- * part. */
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor. Errors contain this pointer and name
+ * the part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {

@@ -536,8 +536,8 @@ typedef struct proto_encoder proto_encoder;
  * (no envelope) and it has failed, the function returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures the text of at most `elements` more elements of arrays of numbers. An element takes about 0.1 to 0.3 us.
- * Returns true when all elements are measured. */
+/* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to
+ * 0.3 us. Returns true when all elements are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, after measuring all parts that were not measured before */
 uint64_t proto_encoder_length(proto_encoder *encoder);

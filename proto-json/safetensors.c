@@ -182,7 +182,7 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        /* cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
+        /* this sum cannot overflow, because the sizes of all tensors together are at most TREE_INTEGER_MAX */
         used += (size_t)(slot->end - slot->begin);
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
@@ -228,8 +228,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__: from the JSON in the string. If the string is not JSON,
- * the value is the string itself, which parse.c refuses with a reason. */
+/* Makes the value of an option from the JSON in a string of __metadata__. If the string is not JSON, the value is the
+ * string itself, which parse.c refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;

@@ -315,7 +315,7 @@ const struct suggestion suggestions[] = {
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
     /* Names of members that other servers accept, and that clients therefore send to this server too. The text of each
-     * row says what to write instead, or to leave the member out. */
+     * row says what to write instead, or tells the client to leave the member out. */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -561,8 +561,8 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes "f4",
-     * without NumPy's sign for the order of bytes. */
+    /* Finds the last word: "float16" in torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. In "<f4" it is
+     * "f4", without NumPy's sign for the order of bytes. */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;

@@ -183,7 +183,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips one character before the text: mostly the quote, here the letter after the quote */
+    ++*at; /* take_string() skips one character before the text: usually the quote, here the letter after the quote */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }

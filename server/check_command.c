@@ -61,7 +61,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* Reads the arguments. False: they are wrong, and a message was printed. */
+/* Reads the arguments. False: the arguments are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ .devices = "auto" };

@@ -121,8 +121,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will be started, so the sockets are hidden. If they accepted clients, no server would
-             * serve these clients after the last one has ended. */
+            /* No other server will be started, so nobody would serve new clients after the last server has ended.
+             * Therefore the sockets now refuse new clients. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {

@@ -11,8 +11,8 @@
  * second time; then it is killed. */
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms);
 
-/* Call this in a server. Writes the numbers of the sockets that a supervisor opened into fds[], in the order of the
- * server's listeners. Returns how many there are; -1: there is no supervisor. */
+/* Call this in a server. Writes into fds[] the descriptors of the sockets that a supervisor has opened, in the order of
+ * the server's listeners. Returns the number of sockets; -1: there is no supervisor. */
 int supervise_inherited(int *fds, int capacity);
 
 #endif

@@ -98,8 +98,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover the
-     * problem, fewer parts are made, because more parts would not end the job earlier. */
+    /* number of heads or batch rows of the largest part, if each device gets a part. If fewer parts of this size cover
+     * the problem, fewer parts are made, because more parts would not end the job earlier. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -122,8 +122,8 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute results that are equal to the bit, because they are of one kind and have the same
- * kernels. */
+/* True if the two devices compute results that are equal to the bit, because they are of the same kind and have the
+ * same kernels. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -289,9 +289,9 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the smallest number above
- * `after` of a device that had a part of the job, and ends before the first gap. Returns the last number of the range.
- * Returns -1 if no device above `after` had a part. */
+/* Appends the next range of device numbers, such as "0-3", to the text. The range begins with the first device above
+ * `after` that had a part of the job, and ends before the first device that had none. Returns the last number of the
+ * range, or -1 if no device above `after` had a part. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

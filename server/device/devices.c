@@ -175,7 +175,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-/* Returns the memory that a device gives to its caches if --kv-bytes is not given. */
+/* Returns how many bytes of memory a device gives to its KV caches if --kv-bytes is not given. */
 static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
@@ -342,8 +342,8 @@ void devices_note_lost(struct devices *devices, int number)
 }
 
 /* Returns the time that the job's problems take on the fastest device, in seconds. Scores that FlashMask hides do not
- * count, because kernels may skip them. The rows of the mask are read to count hidden scores only if
- * the time is long. */
+ * count, because kernels may skip them. Only if the time is long, the function reads the rows of the mask to count the
+ * hidden scores. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -406,8 +406,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* Checks of clients' results count no floating-point operations. Among devices that have only checks, the one
-         * with the fewest batches is chosen. */
+        /* For checks of clients' results, no floating-point operations are counted. So among devices that have only
+         * checks, the one with the fewest batches is chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;

@@ -39,16 +39,17 @@ struct batch {
      * the flow. NULL: the first job has no flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
-    int64_t held_ns;    /* time since which the batch has been held back for lack of memory; 0: it was not */
+    int64_t held_ns;    /* time from which on the batch has been held back for lack of memory; 0: it is not held back */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
     /* number of jobs whose requests still wait for a result; at 0 the batch is cancelled; only the main thread uses
      * this */
     int waiting;
-    /* attn_cancel() sets it: the device then ends the batch between two tiles of a kernel, or between two launches */
+    /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
+     * launches */
     int cancel;
-    /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
+    /* sums over all jobs of the batch: floating-point operations, bytes of tensors, and expected time in seconds */
     double flops, bytes, seconds;
     /* true: an HTTP thread, and not the device's thread, put the batch on the device, and recorded no events between
      * the stages of the batch */
@@ -91,8 +92,8 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the devices' threads when their running work is done, and waits for them for at most `wait_ms`. False: a thread
- * still runs. The mailbox may still have batches afterwards. */
+/* Ends the devices' threads when their running work is done, and waits for the threads for at most `wait_ms`. False: a
+ * thread still runs. The mailbox may still have batches afterwards. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing if `devices` is NULL. Call this after devices_stop() has returned true and
  * the mailbox is empty. */

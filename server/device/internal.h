@@ -270,8 +270,8 @@ bool sums_will_be_freed(const struct device *device, const struct batch *batch);
  * steps: copies from the other devices, kernels that add up, and copies of the results to the host. Records the events
  * 0 to 3 before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
-/* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute them in
- * float32. */
+/* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute these
+ * outputs in float32. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- Functions of truth.c; a device's thread calls them ---------------------------------------------------------- */
@@ -314,8 +314,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch in this summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. Its
- * work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (a batch whose client has no other batch on the device) must still wait. The
+ * guest's work is expected to take `seconds`. 0 or less: the guest may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16". */

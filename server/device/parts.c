@@ -1,9 +1,9 @@
 /* parts.c: a part of a cut job on its device. The part is some heads, batch rows or queries of a problem (cut.c).
  *
- * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
- * new memory for each tensor of the part. The part's elements of a tensor are rows of the whole tensor, at equal
- * distances, so one call of attn_copy_rows() copies them all. A tensor that each part needs as a whole is copied as a
- * whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
+ * A unified device (the CPU) computes in staging memory, through views of the part. On a device with its own memory,
+ * memory is allocated for each tensor of the part. The part's elements of a tensor are rows of the whole tensor, at
+ * equal distances, so one call of attn_copy_rows() copies them all. A tensor that each part needs as a whole is copied
+ * as a whole. Gradients that are sums over the queries are not copied: they stay on the device (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)

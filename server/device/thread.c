@@ -140,8 +140,9 @@ static attn_status plan_part(const attn_capabilities *can, struct job_part *part
     return status;
 }
 
-/* Chooses the kernels (makes plans) for all problems of the batch, by their addresses on this device. A merged problem
- * gets a plan of its own, because it is larger than the problems for which prepare_job() made plans. */
+/* Chooses the kernels (makes plans) for all problems of the batch. The choice depends on the problems' addresses on
+ * this device. A merged problem gets a plan of its own, because it is larger than the problems for which prepare_job()
+ * made plans. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -197,8 +198,8 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates the device time of the batch's next work that launch_group() or truth_launch() puts on the stream, in
- * seconds. */
+/* Estimates, in seconds, the device time of the next work that launch_group() or truth_launch() will put on the stream
+ * for this batch. */
 static double piece_seconds(const struct slot *slot)
 {
     if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);

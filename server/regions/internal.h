@@ -19,7 +19,8 @@ struct region {
     enum region_kind kind;
     int references; /* number of references to the region; the lock of the table of regions protects it */
     struct regions *regions;
-    struct caller *caller; /* the account (token) that owns the region, to which the region holds a reference */
+    struct caller *caller; /* the account (access token) that owns the region; the region holds a reference to the
+                            * account */
     char name[PROTO_REGION_BYTES];
     /* offset of the region (memory that a client registered) in its shared memory object, and the region's length, both
      * in bytes; in a GPU's memory the offset is 0 */
@@ -36,7 +37,7 @@ struct region {
     struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region (the client's memory) that are running */
-    /* true: the object had not been modified by a client when the server's running writes began */
+    /* true: no client had modified the object when the server's running writes began */
     bool intact;
     /* time of the last attempt to pin the region (to let a driver hold its pages); 0: there was none */
     int64_t pinned_ms;
@@ -95,7 +96,7 @@ struct regions {
  * needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Returns the index in the table of the region that this account has registered by this name; -1: there is none. */
+/* Returns the index in the table of the region that this account has registered under this name; -1: there is none. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- Functions of keeper.c, to be called with the lock held ------------------------------------------------------ */

@@ -89,8 +89,8 @@ void region_ask_for_pin(struct region *region)
 
 /* Maps the object's pages and pins them. The first write to a page of a mapping changes the object's modification time,
  * so all pages are written to before this time is recorded. The pauses before and after make sure that any later
- * modification gets another time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS is
- * raised. */
+ * modification gets a different time. If the client truncates the object meanwhile, a system call fails, and no SIGBUS
+ * is raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };

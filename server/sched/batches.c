@@ -456,7 +456,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
         /* The batch's reference to the job is released before the answer. The thread that answers holds the request's
-         * reference, and reuses the job's memory only if there is no other. */
+         * reference, and reuses the job's memory only if there is no other reference. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

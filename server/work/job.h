@@ -122,8 +122,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; outputs follow
-     * behind them. `spare`: a second block, for outputs that did not fit into the first one. */
+    /* `inputs`: the block of staging memory (memory for tensors) into which the parser wrote the inputs; the outputs
+     * follow behind the inputs. `spare`: a second block, for outputs that did not fit into the first one. */
     struct staging_block *inputs, *spare;
     /* The number of parts of a job that is cut by queries and has gradients that are sums over queries (device/sums.c).
      * 0: the job has no such gradients, or is not cut by queries. */
@@ -177,8 +177,8 @@ struct job {
     /* An array of call->count elements, which lies in the memory of the outputs. The device writes the differences
      * between each item's outputs and the exact outputs (float64) to this array. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because
-     * it computes no exact results */
+    /* true: the device has computed the exact results (float64) that `truths` describes; false: it has not, because it
+     * cannot compute exact results */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* true: the request is a check, in which a judge on the CPU compares the client's results with exact results

@@ -113,8 +113,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Other threads read only copies of the number of the list's jobs and of the jobs' bytes. This function updates the
- * copies; call it after each change of the list. */
+/* Other threads read only copies of two numbers: how many jobs the list has, and how many bytes these jobs have. This
+ * function updates the copies. Call it after each change of the list. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -157,7 +157,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list. `other` must stand before `job` in the list. */
+/* Swaps two jobs of the list. `other` must stand ahead of `job` in the list. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;

@@ -43,7 +43,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 /* ---- Admission of requests; any thread may call these functions -------------------------------------------------- */
 
 /* Takes a slot of the queue for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the
- * account's share is used up). */
+ * account has used up its share of the slots). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could take a slot of the queue now. The server calls this after the headers of a request, so
@@ -84,8 +84,8 @@ int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now
 /* Returns the flow's virtual time (see queue.c). NULL stands for the flow that all jobs without a flow of their own
  * share. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
- * set to that time, so that an idle flow saves up no time. */
+/* Call this when work of the flow (client) begins to wait. If the flow's virtual time is less than the queue's, it is
+ * raised to the queue's. So an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow leaves the queue to be computed. A flow is the work of one client; its virtual time
  * grows with the time that its work takes (see queue.c). If the flow's virtual time exceeds the queue's, the queue's

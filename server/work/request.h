@@ -112,10 +112,10 @@ struct request {
      * row with the path. NULL: the path is unknown. */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
-    /* the account (token) of the client, to which the request holds a reference; NULL: not determined yet, or
-     * refused */
+    /* the account (access token) of the client; the request holds a reference to the account; NULL: not determined yet,
+     * or refused */
     struct caller *caller;
-    /* the flow (client) to which device time is charged, a reference; NULL: the request has used no device time yet */
+    /* reference to the flow (client) to which device time is charged; NULL: the request has used no device time yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
