@@ -10,7 +10,7 @@
  * numbers, or copies them, directly in the caller's buffer. So no answer exists twice.
  *
  * Invariants:
- *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
+ *   1. The bytes depend on the answer alone, not on how many bytes each read takes.
  *   2. Reading gives exactly proto_encoder_length() bytes.
  *   3. Memory is needed only for the text pieces and the list. It does not grow with the tensors. */
 #include "proto.h"

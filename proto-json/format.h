@@ -2,8 +2,8 @@
  * proto_safetensors, proto_kserve). parse.c and encode.c call these functions and do what all formats have in common. A
  * new format is a file with a `const proto_format` in it.
  *
- *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
- *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
+ *     body -> feed() ... finish() -> a tree of problems, and the extracted tensor values -> parse.c: all checks
+ *     results, tensors            -> write(): pieces of text and of tensors (encode.h)   -> encode.c: blocks
  *
  * A reader (the functions that read a body) turns names, shapes and options into the members of a JSON body. The reader
  * reports only errors of its own format; parse.c reports all others. */

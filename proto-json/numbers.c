@@ -16,12 +16,12 @@
  * (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine reads
  * the same characters. So the machine alone defines the language, and the quick reader only saves time.
  *
- * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype here
- * has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both lie on the
- * same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes and the
- * midpoints between them. Hence
+ * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
+ * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
+ * lie on the same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes
+ * and the midpoints between them. Hence
  *
- *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 bits.
+ *   1. x = w * 10^e in double arithmetic has an error of less than 4 units in the last of its 53 bits.
  *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in
  *      10^7) is far from every grid point. Then x is used.
  *   3. Otherwise the exact value is compared with the nearest grid point, in integers of 128 bits, or of as many bits
@@ -31,10 +31,10 @@
  * included. So an array may be kept as such doubles while its dtype is not known (data before dtype), and nothing is
  * lost.
  *
- * Writing. Schubfach finds the shortest decimal in the interval that rounds to the value. Three multiplications with a
- * 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four candidates
- * remain. One routine serves all formats, because they differ only in the width of c and the range of q of a value c *
- * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+ * Writing. The algorithm Schubfach finds the shortest decimal in the interval that rounds to the value. Three
+ * multiplications with a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at
+ * most four candidates remain. One routine serves all formats, because they differ only in the width of c and the range
+ * of q of a value c * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
 #include "numbers.h"
 
 #include <assert.h>

@@ -25,8 +25,8 @@
  * range; 1.0 and 1e3 are refused. -0 is zero in integers, and keeps its sign in a floating dtype. The result does not
  * depend on the locale.
  *
- * If the caller sets bare_words after numbers_begin(), these words may also stand without quotes. Some programs write
- * them so, although JSON has no such words. true and false then stand for 1 and 0 in uint8.
+ * If the caller sets bare_words after numbers_begin(), NaN, Infinity and -Infinity may also stand without quotes. Some
+ * programs write them so, although JSON has no such words. In uint8, true and false are then read as 1 and 0.
  *
  * Shape: all arrays at one depth must have the same number of elements. rank is the depth, at most NUMBERS_RANK. A flat
  * list has rank 1; the caller decides whether it may stand for another shape.

@@ -12,7 +12,7 @@
  * Invariants:
  *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
  *      pointer.
- *   2. A number stays text until its type is known, so integers are never read through a double.
+ *   2. A number stays text until its type is known, so integers are never converted to a double.
  *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
  *      are problems with a `context` or with caches, whose tensors are elsewhere.
  *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and

@@ -2,9 +2,9 @@
  *
  * A parser gets the request's body in pieces of any size, as they arrive. It decodes tensor values (base64 strings and
  * arrays of numbers) at once into memory that the caller provides, and never keeps their text. At the end it parses the
- * rest of the body, a few hundred bytes, into a tree, and the tree into attn_problems that have passed attn_check(). An
- * encoder knows the length of its answer before the first byte, and produces the answer block by block while it is
- * sent.
+ * rest of the body, a few hundred bytes, into a tree, and turns the tree into attn_problems that have passed
+ * attn_check(). An encoder knows the length of its answer before the first byte, and produces the answer block by block
+ * while it is sent.
  *
  * PROTOCOL.md describes the formats, with examples that a test replays. */
 #ifndef PROTO_H
@@ -529,11 +529,11 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i].
- * Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
- * twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text is never in
- * memory. `request_id` is written into the error of each failed item of an envelope. If the body has a single problem
- * (no envelope) and it has failed, the function returns that problem's error. */
+/* Makes the answer to `call` with status 200, in the format call->answer, from results[i] and the output tensors of
+ * items[i]. Borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are
+ * formatted twice: once to know the length (proto_encoder_measure), and once while they are read. So their whole text
+ * is never in memory. `request_id` is written into the error of each failed item of an envelope. If the body has a
+ * single problem (no envelope) and it has failed, the function returns that problem's error. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
 /* Measures the text of at most `elements` more elements of arrays of numbers. Measuring an element takes about 0.1 to

@@ -11,7 +11,7 @@
  * caller's memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
  *
  * Invariants:
- *   1. Between two bytes, the whole state is in struct reader. A body gives the same result however it is split.
+ *   1. The whole state of reading is in struct reader, so a body gives the same result however it is split.
  *   2. Tensors follow each other in the file from the first byte of data to the last byte of the body.
  *   3. Memory grows with the data that have arrived, and not with the sizes in the header.
  *   4. Only this file puts indices of extracted values into the tree, because its scanner extracts nothing. */

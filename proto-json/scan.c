@@ -7,7 +7,7 @@
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
  *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
- *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64
+ *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64 bytes
  *
  * At the start of each value the state machine chooses the value's sink, which says where the bytes go:
  *     REST      copied, and its first bytes kept in `word` if they may matter (names, dtypes)
@@ -15,10 +15,10 @@
  *     NOWHERE   checked and dropped: the remainder of an extracted value after an error in it
  *
  * Invariants:
- *   1. Between two bytes, the whole state is in struct scan. A body gives the same result however it is split.
+ *   1. The whole state of reading is in struct scan, so a body gives the same result however it is split.
  *   2. At most one value is being extracted. It is the last one in the caller's memory, so it can grow there.
- *   3. Everything that is stored has a limit: frames (depth), rest (rest_bytes), cJSON's nodes (values), memory
- *      (tensor_bytes).
+ *   3. Everything that is stored has a limit: the stack (limit `depth`), the rest (`rest_bytes`), cJSON's nodes
+ *      (`values`) and the extracted values (`tensor_bytes`).
  *   4. The rest is always JSON by RFC 8259, and its only numbers are indices of extracted values. */
 #include "scan.h"
 

@@ -13,9 +13,9 @@
  *     {"q":{"shape":["n2","n3"],"dtype":"sfloat16","data":0},"causal":true}
  *
  * The scanner alone decides what is JSON: strictly RFC 8259, valid UTF-8, no NUL (not even \u0000), no lone surrogates,
- * no byte order mark, nothing after the value. Text that violates this fails the body, with the byte offset. Errors
- * inside an extracted value (not base64, not a number) are recorded in its scan_extract, because the body may have
- * other problems, which are computed nevertheless. parse.c interprets the rest. */
+ * no byte order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives
+ * the byte offset. Errors inside an extracted value (not base64, not a number) are recorded in its scan_extract,
+ * because the body may have other problems, which are computed nevertheless. parse.c interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 

@@ -1,7 +1,7 @@
 /* check_command.c: the command `attnd check FILE`, see check_command.h.
  *
  * FILE is what a client could POST to /v1/attention/check as application/x-safetensors. The file's metadata has the
- * members of the request that are not tensors, as strings of JSON. The option --members names a further file with
+ * members of the request that are not tensors, as strings of JSON. The option --members names another file with such
  * members. The command adds them to the metadata before it parses FILE. */
 #include "server/check_command.h"
 

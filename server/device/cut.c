@@ -4,8 +4,8 @@
  *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
  *                                  ---->                             ---->
  *
- * There are three ways to cut a problem. The first way in this list that gives each device a part is used. If none
- * does, heads or batch rows are cut into fewer parts.
+ * There are three ways to cut a problem. The server uses the first way in this list that gives each device a part. If
+ * no way does, heads or batch rows are cut into fewer parts.
  *
  *   by heads     A part computes some key/value heads and their query heads (attn_part_of()).
  *   by batch     A part computes some rows of the batch.
@@ -14,9 +14,9 @@
  *
  * Results of one head or batch row do not depend on other heads or rows. In out, lse and dq, the results of one query
  * do not depend on other queries. All parts run the kernel that the whole problem would run. These results are
- * therefore equal, to the bit, to those of one device. With parts by queries, the devices add up dk and dv from the
- * parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need, such as
- * lengths, go to each device.
+ * therefore equal, to the bit, to those of one device. If a problem is cut by queries, the devices add up dk and dv
+ * from the parts (sums.c). A device with its own memory gets only what its part reads. Tensors that all parts need,
+ * such as lengths, go to each device.
  *
  * Some problems are not cut, or not in each way, because their answers could differ:
  *

@@ -6,11 +6,11 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
- *    On the CPU, or with a single stream, a flow may have one more, because the device would otherwise be idle between
- *    two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS more. A guest is the
- *    batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts (struct job)
- *    may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
+ * 1. One flow (the work of one access token or connection) has at most as many batches on a device as the device has
+ *    streams. On the CPU, or with a single stream, a flow may have one more batch, because the device would otherwise
+ *    be idle between two batches. All flows together may have as many batches as one flow alone, and DEVICE_GUESTS
+ *    more. A guest is the batch of a flow that has no other batch on the device. A job that is cut into sum_parts parts
+ *    (struct job) may exceed these numbers, because one device gets all its parts if other devices are busy or lost.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for DEVICE_GUEST_FACTOR
  *    times the time that the guest needs.

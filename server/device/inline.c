@@ -9,8 +9,9 @@
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The kernel also works in place if all tensors lie
- * in a client's registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and
- * ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
+ * in a client's registered range of the GPU's memory, and for a cache transaction. For a cache transaction, the HTTP
+ * thread begins and ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's
+ * tables (memory.c).
  *
  * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch. Many threads
  * that launch kernels would also block each other in the driver. Busy GPUs get batches instead, in which equal problems
@@ -18,7 +19,7 @@
  * other down, and small ones run faster when they are merged.
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
- * then takes it over like any batch, with deadline, hang-up and watchdog:
+ * then takes the job over like any batch, so that deadlines, hang-ups and the watchdog apply to it:
  *
  *   HTTP thread: late --> main thread --> devices_submit_late() --> device's thread: inline_adopt()
  *

@@ -1,7 +1,8 @@
 /* merge.c: merges equal small problems of a batch into one, and runs small cache transactions without copies.
  *
- * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out take its thread 20 us. So
- * problems of a batch that differ only in their data become one problem, whose batch size B is the sum of theirs:
+ * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost the GPU's thread 20 us. So
+ * problems of a batch that differ only in their data become one problem, whose batch size B is the sum of the problems'
+ * batch sizes:
  *
  *     staging memory          device memory                          staging memory
  *       job 0: q k v            q q q | k k k | v v v                  job 0: out

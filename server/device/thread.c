@@ -376,8 +376,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
 /* Records in the batch how long each of its stages took. After the copies a GPU may be idle, because the thread has not
  * yet put the kernels on the stream. launch_us is this idle time. The first event is put on the stream at began_ns, and
- * the kernels at launched_ns. The function assumes that both reach the GPU equally fast, so the kernels can begin at
- * the earliest launched_ns - began_ns after the first event. */
+ * the kernels at launched_ns. The function assumes that the event and the kernels take equally long to reach the GPU.
+ * Then the kernels begin at least launched_ns - began_ns after the first event. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -663,8 +663,8 @@ static struct batch *next_past_held(const struct device *device)
 
 /* Returns the next batch, or NULL if none may begin before *until_ns. A batch that adds up gradients comes first: it is
  * short, needs no more memory, and memory is freed when it is over. A held batch (one that lacked memory) comes next,
- * because otherwise small batches behind it would always take the memory that it needs. Otherwise the next batch
- * belongs to the flow with the fewest batches on slots. Call this with the lock held. */
+ * because otherwise small batches behind it would always take the memory that it needs. If there is neither, the next
+ * batch belongs to the flow (client) with the fewest batches in slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

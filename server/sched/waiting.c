@@ -4,8 +4,9 @@
  * for UV_DISCONNECT watches its connection. Most requests are answered earlier and cost no system call here. A client
  * that shuts down its sending side counts as gone.
  *
- * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
- * the server. A held request (one whose client's memory a device or thread uses) leaves when that use has ended.
+ * A request leaves the list with its job's result, or it is cancelled because of its deadline, its client, a failed
+ * device or the end of the server. A held request (one whose client's memory a device or thread uses) leaves the list
+ * when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.

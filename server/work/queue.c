@@ -1,11 +1,11 @@
 /* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch. A flow is
- * the work of one token, or of one connection.
+ * the work of one access token, or of one connection.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
- * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
- * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
- * that still run count with the time since they left. Without access tokens all flows belong to one account, and the
- * more urgent job goes first.
+ * ahead. The next job is taken from the flow with the least virtual time. A flow that begins to wait is set ahead to
+ * the virtual time of the flow that was served last, so that an idle flow saves up no time. When the next flow is
+ * chosen, a batch that still runs counts with the time since it was sent to its device. Without access tokens all flows
+ * belong to one account, and the more urgent job goes first.
  *
  * A batch consists of jobs that already wait. It does not wait for further jobs (unless --batch-window-us is set). A
  * free device takes the jobs that are waiting, so an idle server answers at once. Under load the jobs that arrive
