@@ -37,8 +37,9 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 
 struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: the piece is text */
-    encode_as as;              /* how the piece's tensor is written: as bytes, as base64, or as numbers */
-    size_t offset;             /* where the piece's text begins in the encoder's buffer, in bytes */
+    encode_as as;              /* how the tensor of this piece of the answer is written: as bytes, as base64, or as
+                                * numbers */
+    size_t offset;             /* offset in bytes of this piece's text in the encoder's buffer */
     uint64_t length;           /* number of bytes that the piece takes in the answer */
 };
 
@@ -366,7 +367,7 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
 /* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
- * element, writes the closing brackets. For larger indices, the function returns false and an empty token. An array
+ * element, writes the closing brackets. For larger indices, the function returns false and an empty text. An array
  * without elements is written as [], because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {

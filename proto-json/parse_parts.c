@@ -108,8 +108,8 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part. So this
-     * name is replaced. */
+    /* parse_tensor() makes a pointer that begins with the tensor's name, as if the tensor were not in a part of a
+     * merge. So this name is replaced. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -223,7 +223,8 @@ attn_merge_problem proto_item_merge(const proto_item *item)
                                  .dsinks = p->dsinks };
 }
 
-/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a part. */
+/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a merge's part,
+ * and no list `parts`. */
 static void locate(const proto_parts *parts, attn_error *err)
 {
     static const char list[] = "/" PARTS "/";

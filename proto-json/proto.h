@@ -177,17 +177,19 @@ enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTE
 int proto_tensor_named(const char *name, bool result);
 /* Writes the name of tensor number `number` into `name` and returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has: for parts.3.out it is ATTN_T_out. */
+/* Returns the attn_tensor_id that says which dtypes and axes tensor `number` has. For parts.3.out, the `out` of a
+ * merge's part, it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
 /* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    /* true: the body has a member for each tensor, as parts.0.out and so on; false: the body has a list `parts` */
+    /* true: the body has a member for each tensor of a merge's part, such as parts.0.out; false: the body has a list
+     * `parts` */
     bool named;
     bool has_back; /* true: the client wants the gradients of the parts (of the results that the merge combines) */
-    /* out and lse of each of the `count` parts, and after them the gradients dout and dlse of each part. lse is a
-     * natural logarithm; it is -inf in a part without keys. */
+    /* out and lse of each of the merge's `count` parts, and after them the gradients dout and dlse of each part. lse is
+     * a natural logarithm; it is -inf in a part without keys. */
     attn_result at[];
 } proto_parts;
 
@@ -306,7 +308,7 @@ bool proto_may_be_number(attn_tensor_id id);
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */
-enum { PROTO_REGION_BYTES = 129 }; /* size in bytes of a region's name or key, with the NUL */
+enum { PROTO_REGION_BYTES = 129 }; /* size in bytes, with the NUL, of the name or key of a region (registered memory) */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;

@@ -251,8 +251,8 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* the devices that are left lack memory for the
-                                                                    * sums, so the job will not be cut */
+    return !have_memory(devices, whole, job->sum_parts, usable) || /* the remaining devices lack memory for the
+                                                                    * gradient sums, so the job will not be cut */
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 

@@ -222,7 +222,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         pthread_mutex_lock(&device->lock);
         device->stop = true;
         device->held_may_run = true; /* the main thread's loop has ended and frees no more sums of gradients, so a
-                                      * held batch must be tried again now */
+                                      * batch that was held for lack of memory must be tried again now */
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);

@@ -114,7 +114,8 @@ devices_largest(const struct devices *devices);
  * fastest. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool,
  * which takes its memory from `source`. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* Returns the device that pins staging memory (host memory for tensors). NULL: no device copies from staging memory. */
+/* Returns the device whose driver pins staging memory (host memory for tensors). NULL: no device copies from staging
+ * memory. */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 

@@ -9,9 +9,9 @@
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The kernel also works in place if all tensors lie
- * in a client's registered range of the GPU's memory, and for a cache transaction. For a cache transaction, the HTTP
- * thread begins and ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's
- * tables (memory.c).
+ * in a client's registered range of the GPU's memory. Only then may the job have a cache transaction. The HTTP thread
+ * begins and ends the transaction (transaction.h), and the moves before the kernel also copy the transaction's tables
+ * (memory.c).
  *
  * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch. Many threads
  * that launch kernels would also block each other in the driver. Busy GPUs get batches instead, in which equal problems
@@ -85,9 +85,9 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot with this core's number. If a thread that was interrupted on this core still has that slot,
- * takes the next free slot. `only`: number of the only device that can compute the job, or -1 if any device can.
- * Returns NULL if no slot is free. */
+/* Takes the inline slot (a stream for HTTP threads) with this core's number. If a thread that was interrupted on this
+ * core still has that slot, takes the next free slot. `only`: number of the only device that can compute the job, or -1
+ * if any device can. Returns NULL if no slot is free. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;

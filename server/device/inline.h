@@ -32,8 +32,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job);
 void inline_settle(struct job *job);
 /* True if HTTP threads compute small jobs on the CPU. HTTP threads should then run on the cores near their clients. */
 bool inline_near(const struct devices *devices);
-/* Returns how many jobs HTTP threads have computed in inline slots (inline.c) since the last call of this function, and
- * sets *seconds to the processor time that they took. Any thread may call this. */
+/* Returns how many jobs HTTP threads have computed themselves, in inline slots (inline.c), since the last call of this
+ * function, and sets *seconds to the processor time that they took. Any thread may call this. */
 int inline_learn(struct devices *devices, double *seconds);
 
 #endif

@@ -42,12 +42,12 @@ struct mirror {
 /* A place for one batch that runs on a device: a stream, and the memory that belongs to the batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
+    struct batch *batch; /* the batch that runs on the slot's stream; NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
     /* how many nanoseconds the batch would take at DEVICE_SLOWEST_FLOPS, the slowest rate that the watchdog accepts */
     int64_t worst_ns;
     attn_problem *problems;
-    attn_plan *plans; /* one plan for each element of `problems` */
+    attn_plan *plans; /* one plan (chosen kernel) for each element of `problems` */
     /* room: number of problems for which the arrays have room. count: number of problems of this batch. launched:
      * number of the batch's problems whose kernels are on the stream. */
     int room, count, launched;
@@ -126,8 +126,8 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    /* The batch that is held back because it lacked device memory while other batches ran, or while the device had sums
-     * of other jobs. NULL: none. */
+    /* The batch that is held back because it lacked device memory while other batches ran, or while gradient sums of
+     * other jobs occupied device memory. NULL: no batch is held back. */
     struct batch *held;
     /* true: memory has been freed since `held` was set, so the held batch may be tried again */
     bool held_may_run;
@@ -187,7 +187,7 @@ void *device_main(void *argument);
  * problems use and that have none yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory for the slot's batch. memory_drop_mirrors() frees it. */
+/* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees this memory. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of those tensors of the job that lie in clients' pinned memory (pages that a driver holds).
@@ -257,8 +257,8 @@ int64_t sums_bytes(const attn_problem *p, int parts);
 /* Allocates the part's memory for sums on the device. Those outputs of the part's problem that are sums over queries
  * then lie in this memory. Does nothing if the problem has no such outputs. */
 attn_status sums_take(struct device *device, struct job_part *part, attn_problem *problem, attn_error *err);
-/* Frees the part's memory for sums of gradients; does nothing if there is none. No other part may be reading this
- * memory. */
+/* Frees the memory that a part of a job has for sums of gradients. Does nothing if there is none. No other part may be
+ * reading this memory. */
 void sums_drop(struct job_part *part);
 /* True if job a is older than job b. In this order no two jobs are equally old. */
 bool sums_older(const struct job *a, const struct job *b);
@@ -266,9 +266,9 @@ bool sums_older(const struct job *a, const struct job *b);
  * has such sums itself waits only for older jobs, so that no two jobs wait for each other. Call this with the device's
  * lock held. */
 bool sums_will_be_freed(const struct device *device, const struct batch *batch);
-/* Puts the work that adds up the part's share on the stream, which belongs to the part's device. The work has three
- * steps: copies from the other devices, kernels that add up, and copies of the results to the host. Records the events
- * 0 to 3 before, between and after these steps. */
+/* Puts the work that adds up the part's share (a range of elements of each gradient) on the stream, which belongs to
+ * the part's device. The work has three steps: copies from the other devices, kernels that add up, and copies of the
+ * results to the host. Records the events 0 to 3 before, between and after these steps. */
 attn_status sums_launch(attn_stream *stream, const struct job_part *part, attn_error *err);
 /* Sets the dtype float32 for the outputs that are sums over queries, because the parts of a cut job compute these
  * outputs in float32. */

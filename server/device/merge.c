@@ -200,8 +200,9 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds moves (copies by a kernel) to the slot, which copy one tensor between a job and the merged problem. If the
- * merged tensor has longer rows than the job's, each row needs a move of its own. Otherwise one move is enough. */
+/* Adds moves (copies by a kernel) to the slot's list. They copy one tensor between a job and the merged problem. If the
+ * rows of the merged tensor are longer than those of the job's tensor, each row needs a move of its own. Otherwise one
+ * move is enough. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -25,7 +25,7 @@ static attn_problem part_of(const struct job_part *part)
     return parts_of(job_problem(part->job, 0), part->way, &part->range);
 }
 
-/* True if the part's device has its own copy of this tensor, in memory that parts_take() allocates. */
+/* True if the device that computes the part has its own copy of this tensor, in memory that parts_take() allocates. */
 static bool has_copy(const struct job_part *part, const attn_problem *problem, int id)
 {
     const bool sum = part->way == JOB_BY_QUERIES && attn_is_sum_of_queries(problem, (attn_tensor_id)id);
@@ -45,7 +45,7 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     if (status != ATTN_OK) return status;
     char *at = memory;
     problem->prefix_keys = NULL; /* prefix_keys (how many keys a row shares with the row before it) only saves time,
-                                  * so the part leaves it out */
+                                  * so the part's problem does without it */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         /* the part's problem does not use this tensor, so the device has no copy of it */
@@ -64,7 +64,7 @@ static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, cons
     int axis = 0;
     int64_t rows = 1, width = 0, all = 0;
     while (axis < host->rank && host->shape[axis] == whole->shape[axis]) rows *= host->shape[axis++];
-    if (axis == host->rank) rows = 1; /* the part needs the whole tensor, which is copied as one row */
+    if (axis == host->rank) rows = 1; /* this part of the job needs the whole tensor, which is copied as one row */
     (void)attn_shape_bytes(there->dtype, there->rank, there->shape, &width);
     (void)attn_shape_bytes(whole->dtype, whole->rank, whole->shape, &all);
     width = rows > 0 ? width / rows : 0;

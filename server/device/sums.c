@@ -16,14 +16,14 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. Its address is
- * then a multiple of 16 bytes in each dtype. */
+/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements. The address of
+ * the share is then a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
 
-/* Describes one output that is a sum over queries. The offsets, in bytes, say where its numbers are in the memory that
- * a part has for sums. */
+/* Describes one output that is a sum over queries. The offsets, in bytes, say where the output's numbers are in the
+ * memory that a part of a job has for sums. */
 struct output {
     int id; /* number of the tensor in the problem */
     int64_t elements;
@@ -36,7 +36,7 @@ struct output {
     size_t end;    /* end of the memory for this output; the memory for the next output begins here */
 };
 
-/* Returns a tensor for the sums of an output over a part's own queries: float32, at the address `memory`. */
+/* Returns a float32 tensor at the address `memory`, for the sums of an output over a part's own queries. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
@@ -53,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* attn_shape_elements() cannot fail here, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* Upper bound on the elements of a share. A share has at most units / parts units, rounded up. The last share also
-     * has the elements behind the last whole unit (share_begin()). */
+    /* Upper bound on the elements of a share. A share has at most units / parts units of SHARE_UNIT elements, rounded
+     * up. The last share also has the elements behind the last whole unit (share_begin()). */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);
@@ -113,7 +113,8 @@ attn_status sums_take(struct device *device, struct job_part *part, attn_problem
     return ATTN_OK;
 }
 
-/* Removes the part from its device's list of parts that have sums of gradients, if the part is in the list. */
+/* Removes the part of a job from its device's list of parts that have sums of gradients. Does nothing if the part is
+ * not in the list. */
 static void unlist(struct job_part *part)
 {
     struct device *const device = part->sums_on;

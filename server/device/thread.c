@@ -449,7 +449,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(device, slot, err);
 }
 
-/* Frees the scratch memory that slots without a batch keep. False: there was none. */
+/* Frees the scratch memory that slots keep while no batch runs in them. False: there was no such memory. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -685,7 +685,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* Moves the batch from the inbox to the slot. Call this with the device's lock held. */
+/* Moves the batch from the inbox (submitted batches) to the slot (a stream). Call this with the device's lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;

@@ -131,8 +131,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts on the stream the work that follows the last item's truth: for `verify` the distances go to the host, for a
- * check the truth itself. */
+/* Puts on the stream the work that follows the last item's truth (exact outputs). For `verify`, the differences between
+ * outputs and truth are copied to the host. For a check, the truth itself is copied. */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

@@ -64,13 +64,14 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count);
  * The device must stay open until regions_free(). Call this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* Frees the table; does nothing for NULL. No region may be in use. Call this before the devices are closed. */
+    /* Frees the table of regions; does nothing for NULL. No region may be in use. Call this before the devices are
+     * closed. */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
 
-/* Registers a region. The object must already be as long as the region needs. On failure returns false, sets *error and
- * describes the failure in `why`; why->member is a pointer into the request's body. */
+/* Registers a region of a shared memory object. The object must already be as long as the region needs. On failure
+ * returns false, sets *error and describes the failure in `why`; why->member is a pointer into the request's body. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
 /* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the

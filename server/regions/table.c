@@ -268,8 +268,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table, unless *error has an error already. Drops the calling function's reference to the
- * region in any case. */
+/* Adds the region (registered memory) to the table, unless *error has an error already. In both cases, drops the
+ * calling function's reference to the region. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -312,7 +312,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits before the object is opened, so that nothing is opened for a region that would be refused. */
+    /* Checks the limits first, so that no object is opened for a region that would be refused. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

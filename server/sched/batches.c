@@ -268,8 +268,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX means that this judge would need more memory than a judge may have. judge_open() will refuse it, so
-         * it does not count. */
+        /* INT64_MAX means that this check would need more memory than a check may use. judge_open() will refuse the
+         * check, so it does not count here. */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
@@ -430,7 +430,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* a part whose request stopped waiting was taken out of the batch */
+        /* if the request of a part stopped waiting, the part was taken out of the batch */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;

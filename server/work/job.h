@@ -80,7 +80,7 @@ struct job_range {
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
-    int device; /* number of the only device that can compute the part; -1: any device can */
+    int device; /* number of the only device that can compute this part of the job; -1: any device can */
     enum job_way way;
     int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* the part's heads, batch rows or queries; { 0, 0, 1 }: the part is the whole job */
@@ -89,8 +89,8 @@ struct job_part {
     bool adds;
 
     /* Only the main thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch that contains the part; NULL: the part is in no batch */
-    bool left;           /* true: the part has been sent to a device in a batch */
+    struct batch *batch; /* the batch that contains this part of the job; NULL: the part is in no batch */
+    bool left;           /* true: this part of the job has been sent to a device in a batch */
     /* the inline slot (a stream for HTTP threads) on which an HTTP thread left the part running (INLINE_LATE); NULL:
      * none */
     struct inline_slot *handed_over;
@@ -98,13 +98,13 @@ struct job_part {
     /* The thread that computes the part (the device's, or an HTTP thread) writes the members below. The main thread
      * reads them when the part's batch is back. */
     bool ran;         /* true: the part's kernels ran and did not fail */
-    attn_error error; /* the reason why the part did not run */
+    attn_error error; /* the reason why this part of the job did not run */
     /* memory of device `sums_on` for the gradients that are sums over all queries (device/sums.c), if the job is cut by
      * queries; NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part that has sums in the memory of device `sums_on`; that device's lock
-                                 * protects this member */
+    struct job_part *next_kept; /* next part that has gradient sums in the memory of device `sums_on`; that device's
+                                 * lock protects this member */
     int index;                  /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel;         /* for a part of a cut job: the name of the kernel that computed the part */
     /* for a part of a cut job whose `out` is verified: whether the device has compared the part's out with exact

@@ -17,8 +17,8 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of slots of this kind that requests have taken */
-        int limit;         /* upper bound of `count`: the number of slots of this kind */
+        _Atomic int count; /* number of slots of this kind (places in the queue) that requests have taken */
+        int limit;         /* upper bound of `count`: how many slots of this kind (places in the queue) there are */
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members of the queue from here down to `bytes`. */
