@@ -42,8 +42,7 @@ static const char letter_of[65]
 
 /* Byte numbers for a permutation of two registers. The permutation closes the gaps between groups of 4 bytes. Each
  * group holds three bytes of data, in reverse order, and one unused byte. CLOSE(i) is for group i; groups 0 to 15 are
- * in the first register, groups 16 to 31 in the second. A permutation uses 64 entries, starting at entry 0, 16 or 32.
- * */
+ * in the first register, groups 16 to 31 in the second. A permutation uses 64 entries from entry 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)

@@ -8,7 +8,7 @@
  * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
  * into the tree of a JSON body (kserve_json.c). An input becomes the member of the same name, a parameter becomes the
  * option of the same name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at
- * the end of the body. Only the sizes of binary inputs are compared with their shapes earlier, when the JSON is
+ * the end of the body. Only the sizes of binary inputs are compared with the inputs' shapes earlier, when the JSON is
  * complete. Otherwise one wrong size would make the bytes of the next input look wrong.
  *
  * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in

@@ -59,7 +59,7 @@ struct regions;
 /* Makes an empty table of regions. Keys of objects must begin with one of the prefixes (--allow-shm). The array of
  * prefixes must exist as long as the table. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets the GPUs copy large tensors from and to regions (memory that clients registered) themselves. The driver of
+/* Lets the GPUs themselves copy large tensors from and to regions (memory that clients registered). The driver of
  * `device` then pins the pages of regions, so that the GPUs can reach them, up to most_bytes for all regions together.
  * The device must stay open until regions_free(). Call this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);

@@ -3,9 +3,9 @@
  *
  * Objects that may be registered: a key names one object of /dev/shm, so the key has no '/'. The key begins with a
  * prefix that the operator chose for clients' objects. The object must be a regular file without a second name, because
- * a second name could be a link to another user's object. The object must belong to the server's user, or the server's
- * user must be allowed to read and write it. Otherwise a client could offer an object that only root can open. An
- * object that one account has registered cannot be registered by another account. */
+ * a second name could be a link to another user's object. The object must belong to the server's user, or its mode must
+ * allow the server to read and write it. Otherwise the clients of a server that runs as root could offer objects that
+ * only root can open. An object that one account has registered cannot be registered by another account. */
 #include "server/regions/internal.h"
 
 #include <assert.h>

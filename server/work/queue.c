@@ -307,8 +307,7 @@ static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, i
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job with which the device's next batch begins (its leader), or NULL if no job may leave for the device.
- * */
+/* Returns the job with which the device's next batch begins (its leader); NULL: no job may leave for the device. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;
