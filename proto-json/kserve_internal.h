@@ -57,7 +57,7 @@ struct kserve_reader {
      * reserved for their copies (`has_room`). */
     size_t memory_bytes;
 
-    proto_shared *shared; /* a list of the inputs and outputs that are in shared memory */
+    proto_shared *shared; /* a list of the inputs and outputs that are in memory that client and server share */
     int shared_count;
     /* true: the caller's memory has room for copies of the inputs that are in shared memory (the list `shared`). Inputs
      * that stay in a GPU's memory are not copied. */

@@ -340,7 +340,7 @@ typedef struct proto_input {
     int place;   /* position of the tensor in the body's list of inputs, counted from 1; 0: the tensor is not in the
                   * body */
     bool binary; /* true: the bytes of the tensor follow the JSON */
-    bool shared; /* true: the bytes of the tensor are in shared memory */
+    bool shared; /* true: the bytes of the tensor are in memory that client and server share */
 } proto_input;
 
 /* A decoded body with its problems. The caller owns it and frees it with proto_call_free(). */
@@ -358,7 +358,8 @@ typedef struct proto_call {
     /* gradients of a merge's parts that are written as bytes behind the JSON: binary_parts[0] has a bit for each dout,
      * [1] for each dlse */
     uint64_t binary_parts[2];
-    uint64_t shared; /* outputs that go into shared memory and not into the answer: bits of attn_tensor_id */
+    uint64_t shared; /* outputs that go into memory that client and server share, and not into the answer: bits of
+                      * attn_tensor_id */
     proto_sequence sequence;
     const proto_format *format; /* format in which the body was sent */
     proto_input inputs[PROTO_TENSORS];

@@ -261,7 +261,8 @@ static const char *const foreign[] = {
     "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* names in files that torch.distributed.checkpoint
+                                                               * writes */
     /* names in files that programs for training or quantizing models write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
     "prompt", "workflow", "software", "training_info",        /* names in files of programs that make images */

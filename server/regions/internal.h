@@ -47,8 +47,8 @@ struct region {
 
     /* The members below are used for regions of kind CUDA: memory of a GPU. */
     attn_device *device;
-    int number; /* the server's number for `device` */
-    int64_t id; /* the client's number for `device` */
+    int number; /* the number by which the server names `device` */
+    int64_t id; /* the number by which clients name `device` */
     char *memory;
 };
 

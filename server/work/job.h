@@ -64,7 +64,7 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 
 /* The heads, batch rows or queries of one part of a cut job, and the part's share of the job's work. */
 struct job_range {
-    int64_t first, end; /* the range consists of `first` to end - 1 */
+    int64_t first, end; /* the range of heads, batch rows or queries: from `first` to end - 1 */
     double share;
 };
 
@@ -129,7 +129,7 @@ struct job {
      * 0: the job has no such gradients, or is not cut by queries. */
     int sum_parts;
     proto_call *call;
-    proto_result *results; /* an array of call->count elements */
+    proto_result *results; /* the results: an array of call->count elements */
     /* An array of call->count plans (chosen kernels), one for each problem (job_problem()). prepare_job() makes the
      * plans from the capabilities of the first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;

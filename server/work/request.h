@@ -138,7 +138,7 @@ struct request {
     int place;
 
     /* The members below belong to the owner of the request's current state. */
-    struct job *job; /* a reference to the request's job */
+    struct job *job; /* the request's job, to which the request holds a reference */
     bool failed;     /* true: the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
     attn_error why; /* text of the error, and its pointer into the body, for the problem document */
